@@ -1,0 +1,28 @@
+"""One distribution from several roots: the core, the in-tree plugins and the conformance suite."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+from setuptools import find_packages, setup
+
+ROOT = Path(__file__).parent
+PLUGINS = ("torch", "cpu", "triton", "cuda_hopper", "kunlun_xpu", "hygon_dcu")
+ROOTS = {f"fmcore_{name}": f"backends/{name}/fmcore_{name}" for name in PLUGINS}
+ROOTS["fmcore_conformance"] = "conformance/fmcore_conformance"
+
+
+def packages() -> list[str]:
+    """Every importable package; nothing named ``backends``, ``conformance`` or ``tests``."""
+    found = [p for p in find_packages(".", include=["fmcore", "fmcore.*"])]
+    for folder in {str(Path(path).parent) for path in ROOTS.values()}:
+        found += find_packages(folder, include=["fmcore_*"])
+    return sorted(found)
+
+
+setup(
+    packages=packages(),
+    package_dir={"fmcore": "fmcore", **ROOTS},
+    include_package_data=False,
+    package_data={"*": ["*.toml", "py.typed", "*.json", "*.html", "*.j2"]},
+)
