@@ -1,0 +1,1 @@
+"""Statements as text, Markdown, JUnit and one self-contained HTML page."""
