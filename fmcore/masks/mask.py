@@ -1,0 +1,331 @@
+"""The column-wise mask as an immutable value."""
+
+from __future__ import annotations
+
+import weakref
+from typing import TYPE_CHECKING, Any, NoReturn, final
+
+import torch
+from torch import Tensor
+from torch.utils.weak import WeakIdKeyDictionary
+
+from fmcore.errors import InvalidInputError
+from fmcore.masks import _area
+from fmcore.masks._canonical import (
+    BLOCK,
+    causal_bounds,
+    check_block_mask,
+    check_indices,
+    check_length,
+    hidden_intervals,
+    planes_from_indices,
+    visible_planes,
+)
+
+if TYPE_CHECKING:
+    from fmcore.masks.plan import Plan
+
+__all__ = ["Mask", "canonicalize"]
+
+_PLANES = {1: 2, 2: 4}
+
+
+@final
+class Mask:
+    """Which query rows see which key columns, as at most two hidden row intervals per column.
+
+    Make one with a builder (``causal_document``), a converter (``from_dense``) or :func:`canonicalize`. A mask never
+    changes; ``==`` compares what it hides. Everything below is a plain attribute.
+
+    Attributes:
+        s_q: Query rows.
+        s_k: Key columns.
+        batch: 1 (shared by the batch) or the batch size.
+        heads: 1, the number of KV heads, or the number of query heads.
+        kind: The builder's tag, such as ``"causal_document"``, or ``"custom"``.
+        mode: 1 or 2, known from structure alone.
+        planes: Contiguous int32 ``[batch, heads, 2 * mode, s_k]``. Mode 1: (begin, end), row i sees the column iff
+            begin <= i < end; (0, 0) where nobody sees it. Mode 2: (us, ue, ls, le), row i is hidden iff us <= i < ue or
+            ls <= i < le, with 0 <= us <= ue <= ls <= le <= s_q, empty upper (0, 0), empty lower (s_q, s_q), and intervals
+            that neither overlap nor touch.
+        block_mask: None, or int32 ``[batch, heads, ceil(s_q / 128), ceil(s_k / 128)]``, 1 keeps a block, 0 hides it.
+        is_full: Nothing is hidden, known without looking at data.
+        is_causal_only: Exactly the bottom-right causal mask, known without looking at data.
+        device: Where the planes lie.
+    """
+
+    s_q: int
+    s_k: int
+    batch: int
+    heads: int
+    kind: str
+    mode: int
+    planes: Tensor
+    block_mask: Tensor | None
+    is_full: bool
+    is_causal_only: bool
+    device: torch.device
+
+    def __init__(
+        self, planes: Tensor, *, s_q: int, mode: int, kind: str = "custom", block_mask: Tensor | None = None
+    ) -> None:
+        count = _PLANES.get(mode)
+        if count is None:
+            raise InvalidInputError(f"mode must be 1 (visible interval) or 2 (two hidden intervals), got {mode!r}.")
+        if planes.dim() != 4 or planes.shape[2] != count or planes.dtype != torch.int32:
+            raise InvalidInputError(
+                f"planes of mode {mode} must be int32 [batch, heads, {count}, s_k], got {planes.dtype} {tuple(planes.shape)}."
+            )
+        batch, heads, _, s_k = planes.shape
+        if block_mask is not None:
+            block_mask = check_block_mask(block_mask, batch=batch, heads=heads, s_q=s_q, s_k=s_k)
+        plain = block_mask is None
+        self.__dict__.update(
+            s_q=s_q,
+            s_k=s_k,
+            batch=batch,
+            heads=heads,
+            kind=kind,
+            mode=mode,
+            planes=planes.contiguous(),
+            block_mask=block_mask,
+            is_full=plain and kind == "full",
+            is_causal_only=plain and kind == "causal",
+            device=planes.device,
+            _copies={},
+            _plans={},
+            _captured=_capturing(planes.device),
+            _exact=None,
+        )
+
+    @classmethod
+    def from_planes(
+        cls, planes: Tensor, *, s_q: int, mode: int, kind: str = "custom", block_mask: Tensor | None = None
+    ) -> Mask:
+        """Wrap planes that are already canonical; their contents are trusted, their shape is checked.
+
+        The same tensor, unchanged since, yields the same mask and thus the same plans, for as long as the tensor lives.
+        While a graph is captured nothing is remembered: the tensor may be an input whose contents change before a replay.
+        """
+        if _capturing(planes.device):
+            return cls(planes, s_q=s_q, mode=mode, kind=kind, block_mask=block_mask)
+        key = (
+            s_q,
+            mode,
+            kind,
+            _version(planes),
+            None if block_mask is None else (id(block_mask), _version(block_mask)),
+        )
+        held = _WRAPPED.get(planes)
+        if held is not None and held[0] == key:
+            mask: Mask | None = held[2]()
+            if mask is not None:
+                return mask
+        mask = cls(planes, s_q=s_q, mode=mode, kind=kind, block_mask=block_mask)
+        if held is not None and held[0] == key:
+            mask.__dict__["_plans"] = held[1]
+            for plan in held[1].values():
+                plan.rebind(mask)
+        if mask.planes is planes:  # a copy made contiguous would not see later changes of the original
+            _WRAPPED[planes] = (key, mask._plans, weakref.ref(mask))
+        return mask
+
+    def planes_on(self, device: torch.device | str | None = None) -> Tensor:
+        """The planes on ``device`` (default: where they are), copied at most once per device."""
+        return self._on("planes", device)
+
+    def block_mask_on(self, device: torch.device | str | None = None) -> Tensor | None:
+        """The block mask on ``device``, or None if there is none."""
+        return None if self.block_mask is None else self._on("block_mask", device)
+
+    def _on(self, name: str, device: torch.device | str | None) -> Tensor:
+        tensor: Tensor = self.__dict__[name]
+        where = tensor.device if device is None else _indexed(device)
+        if where == tensor.device:
+            return tensor
+        key = (name, where, _version(tensor))
+        copy: Tensor | None = self._copies.get(key)
+        if copy is None:
+            copy = tensor.to(where)
+            if not _capturing(where):
+                self._copies[key] = copy
+        return copy
+
+    def to(self, device: torch.device | str) -> Mask:
+        """The same mask with its tensors on ``device``; itself if they are there already."""
+        where = _indexed(device)
+        if where == self.device:
+            return self
+        key = ("mask", where, _version(self.planes))
+        moved: Mask | None = self._copies.get(key)
+        if moved is None:
+            block_mask = self.block_mask_on(where)
+            moved = Mask(self.planes_on(where), s_q=self.s_q, mode=self.mode, kind=self.kind, block_mask=block_mask)
+            if not moved._captured:
+                self._copies[key] = moved
+        return moved
+
+    def plan(self, block_q: int, block_k: int, device: torch.device | str | None = None) -> Plan:
+        """Tile lists for tiles of ``block_q`` rows and ``block_k`` columns, built once and kept with the mask.
+
+        Rebuilt when the planes were changed in place. A plan first asked for while a graph is captured is part of that
+        graph and is not kept, unless the mask itself was made in the capture.
+        """
+        from fmcore.masks.plan import build_plan
+
+        where = self.device if device is None else _indexed(device)
+        key = (block_q, block_k, where, _version(self.planes))
+        plan: Plan | None = self._plans.get(key)
+        if plan is None:
+            plan = build_plan(self, block_q, block_k, where)
+            if self._captured or not _capturing(where):
+                self._plans[key] = plan
+        return plan
+
+    def dense(self, device: torch.device | str | None = None) -> Tensor:
+        """Bool ``[batch, heads, s_q, s_k]``, True where visible, block mask applied; O(s_q * s_k) memory."""
+        planes = self.planes_on(device).unsqueeze(-2)
+        row = torch.arange(self.s_q, dtype=torch.int32, device=planes.device).unsqueeze(-1)
+        if self.mode == 1:
+            begin, end = planes.unbind(2)
+            visible = (row >= begin) & (row < end)
+        else:
+            us, ue, ls, le = planes.unbind(2)
+            visible = ~(((row >= us) & (row < ue)) | ((row >= ls) & (row < le)))
+        keep = self.block_mask_on(device)
+        if keep is not None:
+            wide = keep.bool().repeat_interleave(BLOCK, -2).repeat_interleave(BLOCK, -1)
+            visible &= wide[..., : self.s_q, : self.s_k]
+        return visible
+
+    def exact_area(self) -> float:
+        """Share of the (row, column) pairs that are visible, over batch and mask heads; waits for the device once."""
+        if self._exact is None:
+            self.__dict__["_exact"] = _area.exact_area(self)
+        exact: float = self._exact
+        return exact
+
+    def check_fits(self, *, batch: int, heads_q: int, heads_kv: int, s_q: int, s_k: int) -> None:
+        """Raise unless the mask fits attention of these sizes.
+
+        Raises:
+            InvalidInputError: Names the first size that does not fit.
+        """
+        if (self.s_q, self.s_k) != (s_q, s_k):
+            raise InvalidInputError(
+                f"mask {self.kind!r} is for s_q={self.s_q}, s_k={self.s_k}, but q has {s_q} rows and k has {s_k} keys."
+            )
+        if self.batch not in (1, batch):
+            raise InvalidInputError(
+                f"mask {self.kind!r} has batch {self.batch}, but q has batch {batch}; it must be that or 1."
+            )
+        if self.heads not in (1, heads_kv, heads_q):
+            raise InvalidInputError(
+                f"mask {self.kind!r} has {self.heads} heads; with {heads_q} query heads and {heads_kv} KV heads it must have "
+                f"1, {heads_kv} or {heads_q}."
+            )
+
+    def __eq__(self, other: object) -> bool:
+        if self is other:
+            return True
+        if not isinstance(other, Mask):
+            return NotImplemented
+        if (self.s_q, self.s_k, self.batch, self.heads) != (other.s_q, other.s_k, other.batch, other.heads):
+            return False
+        mine = torch.stack(hidden_intervals(self.mode, self.planes, self.s_q))
+        theirs = torch.stack(hidden_intervals(other.mode, other.planes_on(self.device), other.s_q))
+        if not torch.equal(mine, theirs):
+            return False
+        keep_mine, keep_theirs = self.block_mask, other.block_mask_on(self.device)
+        if keep_mine is None or keep_theirs is None:
+            keep = keep_theirs if keep_mine is None else keep_mine
+            return keep is None or bool(keep.all())
+        return torch.equal(keep_mine, keep_theirs)
+
+    def __hash__(self) -> int:
+        return hash((self.s_q, self.s_k, self.batch, self.heads))
+
+    def __setattr__(self, name: str, value: object) -> NoReturn:
+        raise AttributeError(f"Mask is immutable, {name!r} cannot be set; build another mask.")
+
+    def __delattr__(self, name: str) -> NoReturn:
+        raise AttributeError(f"Mask is immutable, {name!r} cannot be deleted.")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return _rebuild, (self.planes, self.s_q, self.mode, self.kind, self.block_mask)
+
+    def __repr__(self) -> str:
+        extra = "" if self.block_mask is None else ", block_mask"
+        return (
+            f"Mask({self.kind!r}, s_q={self.s_q}, s_k={self.s_k}, batch={self.batch}, heads={self.heads}, "
+            f"mode={self.mode}, device={str(self.device)!r}{extra})"
+        )
+
+
+_WRAPPED: WeakIdKeyDictionary = WeakIdKeyDictionary()
+
+
+def canonicalize(
+    startend_row_indices: Tensor | None,
+    *,
+    s_q: int,
+    s_k: int,
+    causal: bool,
+    block_mask: Tensor | None = None,
+    kind: str = "custom",
+) -> Mask:
+    """The canonical mask of ``startend_row_indices``: clipped, sorted, merged, with causal made explicit.
+
+    Args:
+        startend_row_indices: int32 ``[batch, heads, s_k, n]`` of query rows, start inclusive, end exclusive; n = 1 or 2
+            with ``causal`` (LTS; LTS, LTE), 2 or 4 without (LTS, UTE; LTS, LTE, UTS, UTE). None hides nothing by itself.
+        s_q: Query rows.
+        s_k: Key columns.
+        causal: Also hide pair (i, j) iff j > i + s_k - s_q.
+        block_mask: int32 ``[batch, heads, ceil(s_q / 128), ceil(s_k / 128)]``; 0 hides a 128 x 128 block.
+        kind: Tag of the mask; ignored when ``startend_row_indices`` is None.
+
+    Raises:
+        InvalidInputError: Wrong dtype, rank, shape or n.
+
+    Example:
+        >>> import torch
+        >>> lts = torch.tensor([2, 2, 4, 4], dtype=torch.int32).view(1, 1, 4, 1)
+        >>> canonicalize(lts, s_q=4, s_k=4, causal=True).dense().int()[0, 0].tolist()
+        [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
+    """
+    if not isinstance(causal, bool):
+        raise InvalidInputError(f"causal must be a bool, got {causal!r}.")
+    if startend_row_indices is None:
+        check_length("s_q", s_q)
+        check_length("s_k", s_k)
+        device = None if block_mask is None else block_mask.device
+        begin = causal_bounds(s_q, s_k, device) if causal else torch.zeros(s_k, dtype=torch.int32, device=device)
+        planes = visible_planes(begin, torch.full_like(begin, s_q)).view(1, 1, 2, s_k)
+        if block_mask is not None:
+            planes = planes.expand(*block_mask.shape[:2], 2, s_k)
+        return Mask(planes, s_q=s_q, mode=1, kind="causal" if causal else "full", block_mask=block_mask)
+    indices = check_indices(startend_row_indices, s_q=s_q, s_k=s_k, causal=causal)
+    mode, planes = planes_from_indices(indices, s_q=s_q, s_k=s_k, causal=causal)
+    return Mask(planes, s_q=s_q, mode=mode, kind=kind, block_mask=block_mask)
+
+
+def _rebuild(planes: Tensor, s_q: int, mode: int, kind: str, block_mask: Tensor | None) -> Mask:
+    return Mask(planes, s_q=s_q, mode=mode, kind=kind, block_mask=block_mask)
+
+
+def _version(tensor: Tensor) -> int:
+    """How often the tensor was changed in place; inference tensors keep no count and cannot be changed outside."""
+    return -1 if tensor.is_inference() else tensor._version
+
+
+def _capturing(device: torch.device) -> bool:
+    return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
+
+
+def _indexed(device: torch.device | str) -> torch.device:
+    """The device with its index, so that ``cuda`` and ``cuda:0`` are one key."""
+    where = torch.device(device)
+    if where.index is None and where.type not in ("cpu", "meta"):
+        return torch.device(where.type, torch.get_device_module(where).current_device())
+    return where
