@@ -14,7 +14,7 @@ ROOTS["fmcore_conformance"] = "conformance/fmcore_conformance"
 
 def packages() -> list[str]:
     """Every importable package; nothing named ``backends``, ``conformance`` or ``tests``."""
-    found = [p for p in find_packages(".", include=["fmcore", "fmcore.*"])]
+    found = list(find_packages(".", include=["fmcore", "fmcore.*"]))
     for folder in {str(Path(path).parent) for path in ROOTS.values()}:
         found += find_packages(folder, include=["fmcore_*"])
     return sorted(found)
