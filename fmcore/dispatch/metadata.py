@@ -48,7 +48,8 @@ class ShallowRule:
             found = self._find(env, name)
             if found is not None:
                 return Evidence(f"{self.kind} {name}", found, "for")
-        return Evidence(f"{self.kind} {', '.join(self.any)}", "not found", "against")
+        matching = f" matching {self.contains!r}" if self.contains else ""
+        return Evidence(f"{self.kind} {', '.join(self.any)}{matching}", "not found", "against")
 
     def _find(self, env: ProbeEnv, name: str) -> str | None:
         if self.kind == "module":

@@ -222,6 +222,16 @@ def explain_call(
     )
 
 
+def special() -> bool:
+    """Whether the next call must go through the registered torch ops."""
+    return bool(_compiling() or _modes() or _functorch() is not None or _any_autocast())
+
+
+def is_deterministic() -> bool:
+    """Whether torch was asked for deterministic algorithms."""
+    return _deterministic()
+
+
 def define() -> None:
     """Register the torch ops."""
     registered.define()
