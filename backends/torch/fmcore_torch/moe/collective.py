@@ -1,0 +1,139 @@
+"""Rows over any collective library: one gather of rows, one all-to-all; the way back sums in rank order."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+
+from fmcore.errors import InvalidInputError
+from fmcore.ops.moe.checks import ACCUMULATE
+from fmcore_torch.moe.rows import flat_bytes, from_bits, row_bytes, to_bits
+from fmcore_torch.moe.wire import OPS, DisagreementError, Link, Transfer, all_to_all, exchange_headers, facts_of
+
+_BLOCK_ROWS = 256
+"""Rows widened to the accumulator's dtype at a time, so that the copy stays in cache."""
+
+
+@dataclass(frozen=True, slots=True, eq=False)
+class CollectiveRoute:
+    """The routes of one dispatch between the ranks of a group.
+
+    Attributes:
+        link: The group.
+        num_tokens: T, tokens of this rank.
+        num_rows: Rows of a dispatched tensor; those beyond the received ones are zero.
+        num_experts: E; the ranks check that they mean the same routing.
+        send_token: int64 [S]; my tokens by (destination rank, token).
+        send_counts: Rows to each rank.
+        recv_counts: Rows from each rank.
+    """
+
+    link: Link
+    num_tokens: int
+    num_rows: int
+    num_experts: int
+    send_token: torch.Tensor
+    send_counts: tuple[int, ...]
+    recv_counts: tuple[int, ...]
+
+    @property
+    def num_received(self) -> int:
+        """N."""
+        return sum(self.recv_counts)
+
+    def scatter(self, tensors: Sequence[torch.Tensor], problem: str | None) -> list[torch.Tensor]:
+        """Send rows to the ranks that they are routed to."""
+        verdict = _Verdict(self, tensors, problem, op=1)
+        if problem:
+            # The others' rows are on their way: meet them with as many as they expect, then all raise.
+            tensors = [t.new_zeros((self.num_tokens, *t.shape[1:])) for t in tensors]
+        started = [self._send(t) for t in tensors]
+        verdict.wait([transfer for _, transfer in started])
+        return [rows for rows, _ in started]
+
+    def reduce(
+        self,
+        tensors: Sequence[torch.Tensor],
+        dtypes: Sequence[torch.dtype],
+        bias: Sequence[torch.Tensor],
+        problem: str | None,
+    ) -> list[torch.Tensor]:
+        """Send rows back to where they came from and sum them there: bias, then ranks ascending, one rounding."""
+        verdict = _Verdict(self, tensors, problem, op=2)
+        if problem:
+            tensors = [t.new_zeros((self.num_rows, *t.shape[1:])) for t in tensors]
+        started = [self._send_back(t) for t in tensors]
+        verdict.wait([transfer for _, transfer in started])
+        return [
+            self._sum(rows, bias if n == 0 else ()).to(dtype)
+            for n, ((rows, _), dtype) in enumerate(zip(started, dtypes, strict=True))
+        ]
+
+    def _send(self, x: torch.Tensor) -> tuple[torch.Tensor, Transfer]:
+        packed = to_bits(x).index_select(0, self.send_token)
+        out = packed.new_empty((self.num_rows, *packed.shape[1:]))
+        out[self.num_received :] = 0
+        transfer = self._transfer(out[: self.num_received], packed, self.recv_counts, self.send_counts, OPS[1])
+        return from_bits(out, x.dtype), transfer
+
+    def _send_back(self, rows: torch.Tensor) -> tuple[torch.Tensor, Transfer]:
+        given = to_bits(rows)[: self.num_received].contiguous()
+        out = given.new_empty((self.send_token.shape[0], *given.shape[1:]))
+        transfer = self._transfer(out, given, self.send_counts, self.recv_counts, OPS[2])
+        return from_bits(out, rows.dtype), transfer
+
+    def _transfer(
+        self, out: torch.Tensor, given: torch.Tensor, out_rows: Sequence[int], rows: Sequence[int], phase: str
+    ) -> Transfer:
+        width = row_bytes(given)
+        splits = [n * width for n in rows]
+        return all_to_all(self.link, flat_bytes(out), flat_bytes(given), [n * width for n in out_rows], splits, phase)
+
+    def _sum(self, rows: torch.Tensor, bias: Sequence[torch.Tensor]) -> torch.Tensor:
+        wide = ACCUMULATE[rows.dtype]
+        total = torch.zeros((self.num_tokens, *rows.shape[1:]), dtype=wide, device=rows.device)
+        for each in bias:
+            total += each.to(wide)
+        start = 0
+        for count in self.send_counts:
+            # Inside one rank's rows every token occurs once, so the order of the sum is the order of the ranks.
+            block = max(count, 1) if rows.dtype == wide else _BLOCK_ROWS
+            for low in range(start, start + count, block):
+                high = min(low + block, start + count)
+                total.index_add_(0, self.send_token[low:high], rows[low:high].to(wide))
+            start += count
+        return total
+
+
+class _Verdict:
+    """A header that travels beside the rows, so that one rank's complaint is raised by all.
+
+    It is left out on devices, where reading it would stall the queue, and where no rank can have a complaint of its
+    own (``problem`` is None): in a dispatch that has just exchanged its header, and in a backward.
+    """
+
+    def __init__(self, route: CollectiveRoute, tensors: Sequence[torch.Tensor], problem: str | None, *, op: int) -> None:
+        self._receive = None
+        link = route.link
+        if problem is not None and link.on_host:
+            facts = facts_of(op, route.num_experts, len(tensors), tensors[:2])
+            self._receive = exchange_headers(link, facts, (), problem, OPS[op])
+        elif problem:
+            raise InvalidInputError(f"moe.{OPS[op]}: rank {link.rank}: {problem}")
+
+    def wait(self, transfers: Sequence[Transfer]) -> None:
+        """Raise on every rank what one rank complained of; otherwise wait for the rows."""
+        try:
+            if self._receive is not None:
+                self._receive()
+        except DisagreementError:
+            # Messages of different sizes may never complete: do not wait for them.
+            raise
+        except InvalidInputError:
+            for transfer in transfers:
+                transfer.wait()
+            raise
+        for transfer in transfers:
+            transfer.wait()
