@@ -54,7 +54,7 @@ def check_indices(indices: object, *, s_q: int, s_k: int, causal: bool) -> Tenso
     shape = tuple(indices.shape)
     if indices.dtype != torch.int32:
         raise InvalidInputError(
-            f"startend_row_indices must be int32, got {indices.dtype} with shape {shape}; convert it with .to(torch.int32)."
+            f"startend_row_indices must be int32, got {indices.dtype} with shape {shape}; use .to(torch.int32)."
         )
     if indices.dim() != 4:
         raise InvalidInputError(
@@ -86,7 +86,7 @@ def check_length(name: str, value: object) -> None:
 
 
 def check_block_mask(block_mask: object, *, batch: int, heads: int, s_q: int, s_k: int) -> Tensor:
-    """Validate a ``block_mask`` and hand back the contiguous int32 tensor ``[batch, heads, ceil(s_q/128), ceil(s_k/128)]``."""
+    """Validate a ``block_mask``, hand it back as contiguous int32 ``[batch, heads, ceil(s_q/128), ceil(s_k/128)]``."""
     want = (batch, heads, -(-s_q // BLOCK), -(-s_k // BLOCK))
     if not isinstance(block_mask, Tensor):
         raise InvalidInputError(f"block_mask must be an int32 tensor {want}, got {type(block_mask).__name__}.")

@@ -1,8 +1,8 @@
 """The plan in torch operations: exact tile classes by difference arrays, then compacted lists.
 
-A hidden interval of a column touches a run of query tiles and covers a (shorter) run of them. Marking where each run begins
-and ends and summing along the query tiles gives, per tile pair, how many columns are covered and how many are touched:
-a tile is skipped iff all its columns are covered, full iff none is touched. O(s_k + tile pairs), whatever the mask.
+A hidden interval of a column touches a run of query tiles and covers a (shorter) run of them. Marking where each run
+begins and ends and summing along the query tiles gives, per tile pair, how many columns are covered and how many are
+touched: a tile is skipped iff all its columns are covered, full iff none is touched. O(s_k + tile pairs), whatever the mask.
 
 Nothing waits for the device off the CPU. On the CPU the work goes in strips of key tiles that fit the cache and only
 visible entries of the lists are written, so the memory in use grows with the visible tiles, not with all of them.
@@ -124,7 +124,7 @@ def _strips(
             if keep is None:
                 yield head, tile, _classes(mask.mode, span, mask.s_q, block_q, block_k)
             else:
-                yield head, tile, _kept_classes(mask, span, keep[head], tile, block_q, block_k)
+                yield head, tile, _kept_classes(mask, span, keep[head], t * block_k, block_q=block_q, block_k=block_k)
 
 
 def _classes(mode: int, planes: Tensor, s_q: int, block_q: int, block_k: int) -> Tensor:
@@ -159,17 +159,17 @@ def _mark(runs: Tensor, base: Tensor, first: Tensor, stop: Tensor, some: Tensor)
     runs.index_add_(0, base + stop.reshape(-1), one, alpha=-1)
 
 
-def _kept_classes(mask: Mask, planes: Tensor, keep: Tensor, tile: slice, block_q: int, block_k: int) -> Tensor:
+def _kept_classes(mask: Mask, planes: Tensor, keep: Tensor, first: int, *, block_q: int, block_k: int) -> Tensor:
     """As :func:`_classes` under a block mask, exact for any multiple of 16.
 
-    Classified on tiles that lie inside one 128 x 128 block each, then joined: skipped if all are, full if all are.
+    ``first`` is the column that ``planes`` begins with. Classified on tiles that lie inside one 128 x 128 block each, then joined: skipped if all are, full if all are.
     """
     heads, _, columns = planes.shape
     fine_q, fine_k = gcd(block_q, BLOCK), gcd(block_k, BLOCK)
     classes = _classes(mask.mode, planes, mask.s_q, fine_q, fine_k)
     nk, nq = classes.shape[1:]
     block_row = torch.arange(nq, device=planes.device) * fine_q // BLOCK
-    block_column = (tile.start * block_k + torch.arange(nk, device=planes.device) * fine_k) // BLOCK
+    block_column = (first + torch.arange(nk, device=planes.device) * fine_k) // BLOCK
     classes *= keep[:, block_row][:, :, block_column].transpose(1, 2).to(torch.uint8)
     up_q, up_k = block_q // fine_q, block_k // fine_k
     coarse_q, coarse_k = -(-mask.s_q // block_q), -(-columns // block_k)

@@ -1,63 +1,132 @@
-"""Builders: the usual masks from a few numbers. All of them return a :class:`fmcore.masks.Mask`.
+"""Builders of simple masks: from sizes, a window, or lengths of documents. All return a :class:`fmcore.masks.Mask`.
 
 Lengths are documents in order along the sequence. A flat list is one sequence shared by the whole batch
-(``[3000, 1200, 3992]``); a list of lists gives every sequence of the batch its own documents. Where the documents end before
-``s`` the rest is padding: its rows see nothing and its columns are seen by nobody.
+(``[3000, 1200, 3992]``); a list of lists gives every sequence of the batch its own documents. Where the documents end
+before ``s`` the rest is padding: its rows see nothing and nobody sees its columns.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any
-
 import torch
-from torch import Tensor
 
 from fmcore.errors import InvalidInputError
 from fmcore.masks._canonical import check_length
-from fmcore.masks.mask import Mask, canonicalize
+from fmcore.masks._columns import Device, Lengths, bounds_of, from_columns
+from fmcore.masks.canonical import canonicalize
+from fmcore.masks.mask import Mask
 
-Device = torch.device | str | None
-Lengths = Sequence[int] | Sequence[Sequence[int]]
+__all__ = [
+    "all_masked",
+    "causal",
+    "causal_document",
+    "document",
+    "full",
+    "global_sliding",
+    "single_column",
+    "sliding_window",
+]
+
+_PLAIN: dict[tuple[int, int, bool, str], Mask] = {}
+_PLAIN_KEPT = 16
 
 
 def full(s_q: int, s_k: int | None = None, *, device: Device = None) -> Mask:
     """Every row sees every column."""
-    return _plain(s_q, s_k, causal=False, device=device)
+    return _plain(s_q, s_q if s_k is None else s_k, is_causal=False, device=device)
 
 
 def causal(s_q: int, s_k: int | None = None, *, device: Device = None) -> Mask:
-    """Row i sees columns up to i + s_k - s_q (aligned at the bottom right)."""
-    return _plain(s_q, s_k, causal=True, device=device)
+    """Row i sees columns up to i + s_k - s_q (aligned at the bottom right).
+
+    Example:
+        >>> causal(2, 3).dense().int()[0, 0].tolist()
+        [[1, 1, 0], [1, 1, 1]]
+    """
+    return _plain(s_q, s_q if s_k is None else s_k, is_causal=True, device=device)
 
 
-def _plain(s_q: int, s_k: int | None, *, causal: bool, device: Device) -> Mask:
-    mask = canonicalize(None, s_q=s_q, s_k=s_q if s_k is None else s_k, causal=causal)
-    return mask if device is None else mask.to(device)
+def _plain(s_q: int, s_k: int, *, is_causal: bool, device: Device) -> Mask:
+    """The newest few are kept, so that a call per layer costs a look-up and all of them share one plan."""
+    key = (s_q, s_k, is_causal, str(device))
+    mask = _PLAIN.get(key)
+    if mask is None:
+        mask = canonicalize(None, s_q=s_q, s_k=s_k, causal=is_causal)
+        mask = mask if device is None else mask.to(device)
+        if type(mask.planes) is torch.Tensor and not mask.captured:  # not fake ones, nor a graph's
+            while len(_PLAIN) >= _PLAIN_KEPT:
+                _PLAIN.pop(next(iter(_PLAIN)), None)
+            _PLAIN[key] = mask
+    return mask
+
+
+def all_masked(s_q: int, s_k: int | None = None, *, device: Device = None) -> Mask:
+    """No row sees any column: out is 0 and lse -inf everywhere."""
+    zero = torch.zeros(s_q if s_k is None else s_k, dtype=torch.int32)
+    return from_columns((zero, zero), s_q=s_q, causal=False, kind="all_masked", device=device)
+
+
+def single_column(s_q: int, s_k: int | None = None, *, column: int = 0, device: Device = None) -> Mask:
+    """Every row sees ``column`` and nothing else."""
+    s_k = s_q if s_k is None else s_k
+    check_length("s_k", s_k)
+    if not isinstance(column, int) or not 0 <= column < s_k:
+        raise InvalidInputError(f"column must be an int in [0, s_k={s_k}), got {column!r}.")
+    end = torch.zeros(s_k, dtype=torch.int32)
+    end[column] = s_q
+    return from_columns((end, torch.zeros_like(end)), s_q=s_q, causal=False, kind="single_column", device=device)
 
 
 def sliding_window(
     s_q: int, s_k: int | None = None, *, window: int, causal: bool = True, device: Device = None
 ) -> Mask:
-    """Row i sees ``window`` keys: its own (at i + s_k - s_q) and the window - 1 before it; without causal as many after it.
+    """Row i sees ``window`` keys: its own (at i + s_k - s_q) and the window - 1 before it; without causal as many after.
 
-    This counts keys. The ``window_size`` argument of attention, like Paddle's, counts the keys *besides* the row's own:
-    ``window_size=w`` is ``sliding_window(window=w + 1)``, see :func:`fmcore.masks.from_window`.
+    This counts all keys that are seen. The ``window_size`` of attention calls, like Paddle's, counts the keys *besides*
+    the row's own: ``window_size=w`` is ``window=w + 1``; see :func:`fmcore.masks.from_window`.
+
+    Example:
+        >>> sliding_window(3, window=2).dense().int()[0, 0].tolist()
+        [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
     """
-    if not isinstance(window, int) or window < 1:
+    if not isinstance(window, int) or isinstance(window, bool) or window < 1:
         raise InvalidInputError(f"window must be an int >= 1 (keys that a row sees, its own included), got {window!r}.")
     s_k = s_q if s_k is None else s_k
     check_length("s_q", s_q)
     check_length("s_k", s_k)
-    own = torch.arange(s_k, dtype=torch.int64, device=device) - (s_k - s_q)
-    before = own if causal else own - (window - 1)
-    return _columns((own + window, before), s_q=s_q, causal=False, kind="sliding_window")
+    own = torch.arange(s_k, dtype=torch.int64) - (s_k - s_q)
+    first = own if causal else own - (window - 1)
+    return from_columns((own + window, first), s_q=s_q, causal=False, kind="sliding_window", device=device)
+
+
+def global_sliding(s: int, *, global_tokens: int, window_size: int | tuple[int, int], device: Device = None) -> Mask:
+    """The first ``global_tokens`` see all and are seen by all; the others see a window besides.
+
+    Args:
+        s: Rows and columns.
+        global_tokens: How many tokens at the start are global.
+        window_size: Keys to the left and to the right that a row sees besides its own; one number for both.
+        device: Where the mask shall lie.
+    """
+    left, right = (window_size, window_size) if isinstance(window_size, int) else window_size
+    check_length("s", s)
+    if left < 0 or right < 0 or global_tokens < 0:
+        raise InvalidInputError(
+            f"global_tokens and window_size must be >= 0, got global_tokens={global_tokens!r}, window_size={window_size!r}."
+        )
+    column = torch.arange(s, dtype=torch.int64)
+    is_global = column < global_tokens
+    start_low = (column + left + 1).masked_fill(is_global, s)
+    end_low = torch.full_like(column, s)
+    start_up = torch.full_like(column, min(global_tokens, s))
+    end_up = (column - right).masked_fill(is_global, 0)
+    vectors = (start_low, end_low, start_up, torch.maximum(start_up, end_up))
+    return from_columns(vectors, s_q=s, causal=False, kind="global_sliding", device=device)
 
 
 def document(lengths: Lengths, *, s: int | None = None, device: Device = None) -> Mask:
     """Every document sees itself, in both directions: block-diagonal."""
-    start, end = document_bounds(lengths, s)
-    return _columns((end, start), s_q=start.shape[-1], causal=False, kind="document", device=device)
+    start, end = bounds_of(lengths, s)
+    return from_columns((end, start), s_q=start.shape[-1], causal=False, kind="document", device=device)
 
 
 def causal_document(lengths: Lengths, *, s: int | None = None, device: Device = None) -> Mask:
@@ -67,50 +136,5 @@ def causal_document(lengths: Lengths, *, s: int | None = None, device: Device = 
         >>> causal_document([1, 2]).dense().int()[0, 0].tolist()
         [[1, 0, 0], [0, 1, 0], [0, 1, 1]]
     """
-    _, end = document_bounds(lengths, s)
-    return _columns((end,), s_q=end.shape[-1], causal=True, kind="causal_document", device=device)
-
-
-def document_bounds(lengths: Lengths, s: int | None = None) -> tuple[Tensor, Tensor]:
-    """First row and end row of the document of every column: two int64 tensors ``[batch, s]`` (0 and 0 on padding)."""
-    table = batch_of(lengths)
-    totals = [sum(row) for row in table]
-    size = max(totals) if s is None else s
-    check_length("s", size)
-    bounds = torch.zeros(2, len(table), size, dtype=torch.int64)
-    for number, (row, total) in enumerate(zip(table, totals, strict=True)):
-        if total > size:
-            raise InvalidInputError(f"documents of sequence {number} have {total} tokens together, but s={size}.")
-        length = torch.tensor(row, dtype=torch.int64)
-        end = length.cumsum(0)
-        bounds[0, number, :total] = (end - length).repeat_interleave(length)
-        bounds[1, number, :total] = end.repeat_interleave(length)
-    return bounds[0], bounds[1]
-
-
-def batch_of(lengths: Any) -> list[list[int]]:
-    """Lengths as one list per sequence of the batch.
-
-    Raises:
-        InvalidInputError: Empty, mixed, or with an entry that is not an int >= 0.
-    """
-    if isinstance(lengths, Tensor):
-        lengths = lengths.tolist()
-    if not isinstance(lengths, Sequence) or isinstance(lengths, str) or not lengths:
-        raise InvalidInputError(f"lengths must be a non-empty list of ints, or a list of such lists, got {lengths!r}.")
-    nested = [isinstance(entry, Sequence) and not isinstance(entry, str) for entry in lengths]
-    if any(nested) and not all(nested):
-        raise InvalidInputError(f"lengths mixes ints and lists: {lengths!r}; give a list of ints or a list of lists.")
-    table = [list(row) for row in lengths] if all(nested) else [list(lengths)]
-    for row in table:
-        for entry in row:
-            if not isinstance(entry, int) or isinstance(entry, bool) or entry < 0:
-                raise InvalidInputError(f"a document's length must be an int >= 0, got {entry!r} in {lengths!r}.")
-    return table
-
-
-def _columns(vectors: tuple[Tensor, ...], *, s_q: int, causal: bool, kind: str, device: Device = None) -> Mask:
-    """A mask from column vectors ``[s_k]`` or ``[batch, s_k]`` in the order of the mask format."""
-    indices = torch.stack([v.clamp(0, s_q) for v in vectors], dim=-1).to(torch.int32)
-    indices = indices.view(-1, 1, *indices.shape[-2:]).to(device or indices.device)
-    return canonicalize(indices, s_q=s_q, s_k=indices.shape[2], causal=causal, kind=kind)
+    _, end = bounds_of(lengths, s)
+    return from_columns((end,), s_q=end.shape[-1], causal=True, kind="causal_document", device=device)

@@ -11,21 +11,12 @@ from torch.utils.weak import WeakIdKeyDictionary
 
 from fmcore.errors import InvalidInputError
 from fmcore.masks import _area
-from fmcore.masks._canonical import (
-    BLOCK,
-    causal_bounds,
-    check_block_mask,
-    check_indices,
-    check_length,
-    hidden_intervals,
-    planes_from_indices,
-    visible_planes,
-)
+from fmcore.masks._canonical import BLOCK, check_block_mask, hidden_intervals
 
 if TYPE_CHECKING:
     from fmcore.masks.plan import Plan
 
-__all__ = ["Mask", "canonicalize"]
+__all__ = ["Mask"]
 
 _PLANES = {1: 2, 2: 4}
 
@@ -34,7 +25,7 @@ _PLANES = {1: 2, 2: 4}
 class Mask:
     """Which query rows see which key columns, as at most two hidden row intervals per column.
 
-    Make one with a builder (``causal_document``), a converter (``from_dense``) or :func:`canonicalize`. A mask never
+    Make one with a builder (``causal_document``), a converter (``from_dense``) or :func:`fmcore.masks.canonicalize`. A mask never
     changes; ``==`` compares what it hides. Everything below is a plain attribute.
 
     Attributes:
@@ -44,14 +35,15 @@ class Mask:
         heads: 1, the number of KV heads, or the number of query heads.
         kind: The builder's tag, such as ``"causal_document"``, or ``"custom"``.
         mode: 1 or 2, known from structure alone.
-        planes: Contiguous int32 ``[batch, heads, 2 * mode, s_k]``. Mode 1: (begin, end), row i sees the column iff
-            begin <= i < end; (0, 0) where nobody sees it. Mode 2: (us, ue, ls, le), row i is hidden iff us <= i < ue or
-            ls <= i < le, with 0 <= us <= ue <= ls <= le <= s_q, empty upper (0, 0), empty lower (s_q, s_q), and intervals
-            that neither overlap nor touch.
+        planes: Contiguous int32 ``[batch, heads, 2 * mode, s_k]``. Mode 1: (begin, end), row i sees the column
+            iff begin <= i < end; (0, 0) where nobody sees it. Mode 2: (us, ue, ls, le), row i is hidden iff
+            us <= i < ue or ls <= i < le, with 0 <= us <= ue <= ls <= le <= s_q, an empty upper interval (0, 0), an empty
+            lower one (s_q, s_q), and intervals that neither overlap nor touch.
         block_mask: None, or int32 ``[batch, heads, ceil(s_q / 128), ceil(s_k / 128)]``, 1 keeps a block, 0 hides it.
         is_full: Nothing is hidden, known without looking at data.
         is_causal_only: Exactly the bottom-right causal mask, known without looking at data.
         device: Where the planes lie.
+        captured: Made while a graph was captured, so its contents are right only inside that graph.
     """
 
     s_q: int
@@ -65,6 +57,7 @@ class Mask:
     is_full: bool
     is_causal_only: bool
     device: torch.device
+    captured: bool
 
     def __init__(
         self, planes: Tensor, *, s_q: int, mode: int, kind: str = "custom", block_mask: Tensor | None = None
@@ -74,11 +67,15 @@ class Mask:
             raise InvalidInputError(f"mode must be 1 (visible interval) or 2 (two hidden intervals), got {mode!r}.")
         if planes.dim() != 4 or planes.shape[2] != count or planes.dtype != torch.int32:
             raise InvalidInputError(
-                f"planes of mode {mode} must be int32 [batch, heads, {count}, s_k], got {planes.dtype} {tuple(planes.shape)}."
+                f"planes of mode {mode} must be int32 [batch, heads, {count}, s_k], "
+                f"got {planes.dtype} {tuple(planes.shape)}."
             )
         batch, heads, _, s_k = planes.shape
         if block_mask is not None:
             block_mask = check_block_mask(block_mask, batch=batch, heads=heads, s_q=s_q, s_k=s_k)
+        if planes.is_inference():  # an inference tensor could not be saved for a backward later on
+            with torch.inference_mode(mode=False):
+                planes = planes.clone()
         plain = block_mask is None
         self.__dict__.update(
             s_q=s_q,
@@ -94,7 +91,7 @@ class Mask:
             device=planes.device,
             _copies={},
             _plans={},
-            _captured=_capturing(planes.device),
+            captured=_capturing(planes.device),
             _exact=None,
         )
 
@@ -105,7 +102,7 @@ class Mask:
         """Wrap planes that are already canonical; their contents are trusted, their shape is checked.
 
         The same tensor, unchanged since, yields the same mask and thus the same plans, for as long as the tensor lives.
-        While a graph is captured nothing is remembered: the tensor may be an input whose contents change before a replay.
+        While a graph is captured nothing is remembered: the tensor may be an input that changes before a replay.
         """
         if _capturing(planes.device):
             return cls(planes, s_q=s_q, mode=mode, kind=kind, block_mask=block_mask)
@@ -161,7 +158,7 @@ class Mask:
         if moved is None:
             block_mask = self.block_mask_on(where)
             moved = Mask(self.planes_on(where), s_q=self.s_q, mode=self.mode, kind=self.kind, block_mask=block_mask)
-            if not moved._captured:
+            if not moved.captured:
                 self._copies[key] = moved
         return moved
 
@@ -178,7 +175,7 @@ class Mask:
         plan: Plan | None = self._plans.get(key)
         if plan is None:
             plan = build_plan(self, block_q, block_k, where)
-            if self._captured or not _capturing(where):
+            if self.captured or not _capturing(where):
                 self._plans[key] = plan
         return plan
 
@@ -221,8 +218,8 @@ class Mask:
             )
         if self.heads not in (1, heads_kv, heads_q):
             raise InvalidInputError(
-                f"mask {self.kind!r} has {self.heads} heads; with {heads_q} query heads and {heads_kv} KV heads it must have "
-                f"1, {heads_kv} or {heads_q}."
+                f"mask {self.kind!r} has {self.heads} heads; with {heads_q} query heads and {heads_kv} KV heads "
+                f"it must have 1, {heads_kv} or {heads_q}."
             )
 
     def __eq__(self, other: object) -> bool:
@@ -265,58 +262,13 @@ class Mask:
 _WRAPPED: WeakIdKeyDictionary = WeakIdKeyDictionary()
 
 
-def canonicalize(
-    startend_row_indices: Tensor | None,
-    *,
-    s_q: int,
-    s_k: int,
-    causal: bool,
-    block_mask: Tensor | None = None,
-    kind: str = "custom",
-) -> Mask:
-    """The canonical mask of ``startend_row_indices``: clipped, sorted, merged, with causal made explicit.
-
-    Args:
-        startend_row_indices: int32 ``[batch, heads, s_k, n]`` of query rows, start inclusive, end exclusive; n = 1 or 2
-            with ``causal`` (LTS; LTS, LTE), 2 or 4 without (LTS, UTE; LTS, LTE, UTS, UTE). None hides nothing by itself.
-        s_q: Query rows.
-        s_k: Key columns.
-        causal: Also hide pair (i, j) iff j > i + s_k - s_q.
-        block_mask: int32 ``[batch, heads, ceil(s_q / 128), ceil(s_k / 128)]``; 0 hides a 128 x 128 block.
-        kind: Tag of the mask; ignored when ``startend_row_indices`` is None.
-
-    Raises:
-        InvalidInputError: Wrong dtype, rank, shape or n.
-
-    Example:
-        >>> import torch
-        >>> lts = torch.tensor([2, 2, 4, 4], dtype=torch.int32).view(1, 1, 4, 1)
-        >>> canonicalize(lts, s_q=4, s_k=4, causal=True).dense().int()[0, 0].tolist()
-        [[1, 0, 0, 0], [1, 1, 0, 0], [0, 0, 1, 0], [0, 0, 1, 1]]
-    """
-    if not isinstance(causal, bool):
-        raise InvalidInputError(f"causal must be a bool, got {causal!r}.")
-    if startend_row_indices is None:
-        check_length("s_q", s_q)
-        check_length("s_k", s_k)
-        device = None if block_mask is None else block_mask.device
-        begin = causal_bounds(s_q, s_k, device) if causal else torch.zeros(s_k, dtype=torch.int32, device=device)
-        planes = visible_planes(begin, torch.full_like(begin, s_q)).view(1, 1, 2, s_k)
-        if block_mask is not None:
-            planes = planes.expand(*block_mask.shape[:2], 2, s_k)
-        return Mask(planes, s_q=s_q, mode=1, kind="causal" if causal else "full", block_mask=block_mask)
-    indices = check_indices(startend_row_indices, s_q=s_q, s_k=s_k, causal=causal)
-    mode, planes = planes_from_indices(indices, s_q=s_q, s_k=s_k, causal=causal)
-    return Mask(planes, s_q=s_q, mode=mode, kind=kind, block_mask=block_mask)
-
-
 def _rebuild(planes: Tensor, s_q: int, mode: int, kind: str, block_mask: Tensor | None) -> Mask:
     return Mask(planes, s_q=s_q, mode=mode, kind=kind, block_mask=block_mask)
 
 
 def _version(tensor: Tensor) -> int:
     """How often the tensor was changed in place; inference tensors keep no count and cannot be changed outside."""
-    return -1 if tensor.is_inference() else tensor._version
+    return -1 if tensor.is_inference() else tensor._version  # noqa: SLF001 -- the one way to ask
 
 
 def _capturing(device: torch.device) -> bool:

@@ -1,8 +1,8 @@
 """The plan of a mask: which tiles a kernel visits, and in which order.
 
-A tile pair is *skipped* (no visible pair in it), *full* (every pair visible) or *partial*. For every query tile the plan
-lists its key tiles, partial ones first, then full ones, with both counts; and the same transposed. A kernel then runs one
-masked loop and one unmasked loop, with no branch in either. Classes are exact for the bounds, not an estimate from extrema.
+A tile pair is *skipped* (no visible pair in it), *full* (every pair visible) or *partial*. For every query tile the
+plan lists its key tiles, partial ones first, then full ones, with both counts; and the same transposed. A kernel then runs
+one masked loop and one unmasked loop, with no branch in either. Classes are exact, not an estimate from extrema.
 
 A backend may bring its own builder for a device type (:func:`register_plan_builder`); it must yield what
 :func:`build_plan_torch` yields.
@@ -149,8 +149,8 @@ class Plan:
     def __repr__(self) -> str:
         batch, heads, nq = self.q_partial.shape
         return (
-            f"Plan(block_q={self.block_q}, block_k={self.block_k}, nq={nq}, nk={self.nk}, batch={batch}, heads={heads}, "
-            f"device={str(self.q_tiles.device)!r})"
+            f"Plan(block_q={self.block_q}, block_k={self.block_k}, nq={nq}, nk={self.nk}, batch={batch}, "
+            f"heads={heads}, device={str(self.q_tiles.device)!r})"
         )
 
 
@@ -170,7 +170,7 @@ def register_plan_builder(device_type: str, fn: PlanBuilder, *, name: str) -> No
 
     Args:
         device_type: A torch device type, such as ``"cuda"``.
-        fn: Called as ``fn(mask, planes, block_mask, block_q, block_k)``; must agree with the torch builder entry by entry.
+        fn: Called as ``fn(mask, planes, block_mask, block_q, block_k)``; must agree with the torch builder.
         name: Who it is, for :func:`plan_builders`; the same name may register again, another name may not.
 
     Raises:
@@ -179,7 +179,8 @@ def register_plan_builder(device_type: str, fn: PlanBuilder, *, name: str) -> No
     held = _BUILDERS.get(device_type)
     if held is not None and held[0] != name:
         raise InvalidInputError(
-            f"plan builder {name!r} wants device type {device_type!r}, which {held[0]!r} holds; only one may build its plans."
+            f"plan builder {name!r} wants device type {device_type!r}, which {held[0]!r} holds; "
+            "only one may build its plans."
         )
     _BUILDERS[device_type] = (name, fn)
 
@@ -214,7 +215,8 @@ def build_plan(mask: Mask, block_q: int, block_k: int, device: torch.device | st
     check_block("block_k", block_k)
     if mask.block_mask is not None and (block_q % 16 or block_k % 16):
         raise InvalidInputError(
-            f"a mask with a block_mask needs tile sizes that are multiples of 16, got block_q={block_q}, block_k={block_k}."
+            "a mask with a block_mask needs tile sizes that are multiples of 16, "
+            f"got block_q={block_q}, block_k={block_k}."
         )
     planes = mask.planes_on(device)
     builder: PlanBuilder = build_plan_torch
