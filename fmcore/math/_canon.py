@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from fmcore.ops.math import MathOp
 
-__all__ = ["array", "binary", "integer", "operands", "run", "unary"]
+__all__ = ["array", "binary", "canonical", "integer", "operands", "run", "unary"]
 
 Operand = Any
 """A tensor, or a Python scalar beside a tensor."""
@@ -78,16 +78,48 @@ def _beside(op: str, x: Tensor, scalar: object) -> tuple[Tensor, Tensor]:
     return x.to(common), torch.full((), scalar, dtype=common, device=x.device)
 
 
-def run(op: MathOp, tensors: tuple[Any, ...], params: Mapping[str, Any], backend: str | None) -> Any:
+class _Capture:
+    """Stands where a backend's name stands, and keeps the call instead of dispatching it."""
+
+    def __init__(self) -> None:
+        self.call: tuple[tuple[Any, ...], dict[str, Any]] = ((), {})
+
+
+def canonical(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Return tensors and parameters of a public call in canonical form; nothing is dispatched.
+
+    >>> canonical("softmax", (torch.ones(2, 3),), {"axis": -1})[1]
+    {'axis': 1}
+
+    Raises:
+        InvalidInputError: The arguments break the op's contract.
+        UnsupportedError: The op refuses a dtype.
+    """
+    import fmcore.math
+
+    capture = _Capture()
+    try:
+        getattr(fmcore.math, OPS[name].name)(*args, **kwargs, backend=capture)
+    except TypeError as error:
+        raise InvalidInputError(f"math.{name}: {error}") from error
+    tensors, params = capture.call
+    OPS[name].spec.validate(*tensors, **params)
+    return tensors, params
+
+
+def run(op: MathOp, tensors: tuple[Any, ...], params: dict[str, Any], backend: str | None) -> Any:
     """Dispatch a call in canonical form."""
+    if type(backend) is _Capture:
+        backend.call = (tensors, params)
+        return None
     return call(op.spec, tensors, params, backend)
 
 
 def unary(name: str, x: Tensor, backend: str | None) -> Tensor:
     """Dispatch an op of one tensor without parameters."""
-    return call(OPS[name].spec, (x,), {}, backend)  # type: ignore[no-any-return]
+    return run(OPS[name], (x,), {}, backend)  # type: ignore[no-any-return]
 
 
 def binary(name: str, x1: Operand, x2: Operand, backend: str | None) -> Tensor:
     """Dispatch an op of two operands without parameters."""
-    return call(OPS[name].spec, operands(name, x1, x2), {}, backend)  # type: ignore[no-any-return]
+    return run(OPS[name], operands(name, x1, x2), {}, backend)  # type: ignore[no-any-return]

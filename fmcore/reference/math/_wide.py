@@ -45,7 +45,7 @@ def flatten_axes(x: Tensor, axes: Iterable[int]) -> Tensor:
     """Move the reduced axes, flattened to one, to the front: [terms, *rest]."""
     axes = tuple(axes)
     rest = [i for i in range(x.ndim) if i not in axes]
-    moved = x.permute(*axes, *rest)
+    moved = x.permute((*axes, *rest))
     terms = 1
     for size in moved.shape[: len(axes)]:
         terms *= size

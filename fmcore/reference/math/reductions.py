@@ -77,12 +77,8 @@ def _arg(beats: Callable[[Tensor, Tensor], Tensor]) -> Callable[..., Tensor]:
 def any_(x: Tensor, *, axis: Sequence[int], keepdims: bool) -> Tensor:
     """Some element differs from zero."""
     rows = flatten_axes(x != 0, axis)
-    return _keep(
-        fold(torch.cat((rows, torch.zeros_like(rows.new_empty((1, *rows.shape[1:]))))), torch.logical_or),
-        x,
-        axis,
-        keepdims=keepdims,
-    )
+    none = torch.zeros((1, *rows.shape[1:]), dtype=torch.bool, device=x.device)
+    return _keep(fold(torch.cat((none, rows)), torch.logical_or), x, axis, keepdims=keepdims)
 
 
 def all_(x: Tensor, *, axis: Sequence[int], keepdims: bool) -> Tensor:
@@ -118,7 +114,7 @@ def softmax(x: Tensor, *, axis: int) -> Tensor:
 
 
 def log_softmax(x: Tensor, *, axis: int) -> Tensor:
-    """X - logsumexp(x)."""
+    """Return x - logsumexp(x)."""
     return _along(x, axis, exponent=False)
 
 

@@ -14,9 +14,16 @@ if TYPE_CHECKING:
     from torch import Tensor
 
 
-def absolute(x: Tensor) -> Tensor:
-    """Modulus."""
-    return torch.abs(x)
+def _by_parts(fn: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
+    """Real and imaginary parts by themselves: torch multiplies a complex operand by alpha = 1 + 0j, which turns inf to NaN."""
+
+    def op(x1: Tensor, x2: Tensor) -> Tensor:
+        if not x1.is_complex():
+            return fn(x1, x2)
+        parts = (torch.view_as_real(x.resolve_conj()) for x in (x1, x2))
+        return torch.view_as_complex(fn(*parts))
+
+    return op
 
 
 def angle(x: Tensor) -> Tensor:
@@ -67,8 +74,8 @@ def astype(x: Tensor, *, dtype: torch.dtype) -> Tensor:
 
 
 IMPLS: Final[dict[str, Callable[..., Tensor]]] = {
-    "add": torch.add,
-    "subtract": torch.sub,
+    "add": _by_parts(torch.add),
+    "subtract": _by_parts(torch.sub),
     "multiply": torch.mul,
     "divide": torch.div,
     "maximum": torch.maximum,
@@ -79,7 +86,7 @@ IMPLS: Final[dict[str, Callable[..., Tensor]]] = {
     "sqrt": torch.sqrt,
     "tanh": torch.tanh,
     "sigmoid": torch.sigmoid,
-    "abs": absolute,
+    "abs": torch.abs,
     "angle": angle,
     "conj": conj,
     "real": real,
