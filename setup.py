@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import sys
 from pathlib import Path
 
 from setuptools import find_packages, setup
 
-ROOT = Path(__file__).parent
+ROOT = Path(__file__).resolve().parent
+sys.path.insert(0, str(ROOT / "backends" / "cpu"))
+
+from build_kernels import BuildKernels, extension  # noqa: E402  (beside the sources it builds)
+
 PLUGINS = ("torch", "cpu", "triton", "cuda_hopper", "kunlun_xpu", "hygon_dcu")
 ROOTS = {f"fmcore_{name}": f"backends/{name}/fmcore_{name}" for name in PLUGINS}
 ROOTS["fmcore_conformance"] = "conformance/fmcore_conformance"
@@ -22,6 +27,8 @@ def packages() -> list[str]:
 
 setup(
     packages=packages(),
+    ext_modules=[extension(ROOT)],
+    cmdclass={"build_ext": BuildKernels},
     package_dir={"fmcore": "fmcore", **ROOTS},
     include_package_data=False,
     package_data={"*": ["*.toml", "py.typed", "*.json", "*.html", "*.j2"]},

@@ -1,0 +1,105 @@
+#include "layout.h"
+
+#include <cstring>
+#include <vector>
+
+#include "api.h"
+
+namespace fm {
+namespace {
+
+template <class F>
+void run(int64_t tasks, int threads, F& fn) {
+    parallel(tasks, threads, [](void* f, int64_t t, int w) { (*(F*)f)(t, w); }, &fn);
+}
+
+int64_t parts_for(int64_t n, int threads) {
+    const int64_t by_size = (n + 16383) / 16384;
+    return by_size < 1 ? 1 : by_size < threads ? by_size : threads;
+}
+
+}  // namespace
+
+template <class Index>
+bool moe_layout(const Index* topk, int64_t tokens, int64_t k, int64_t experts, int64_t ranks, int32_t* per_rank,
+                int32_t* per_expert, uint8_t* in_rank, int threads) {
+    const int64_t parts = parts_for(tokens * k, threads), width = experts + ranks, local = experts / ranks;
+    std::vector<int32_t> counts(parts * width, 0), rank_of(experts);
+    std::vector<uint8_t> bad(parts, 0);
+    for (int64_t e = 0; e < experts; ++e) rank_of[e] = (int32_t)(e / local);
+    auto part = [&](int64_t p, int) {
+        int32_t* expert = &counts[p * width];
+        int32_t* rank = expert + experts;
+        bool wrong = false;
+        for (int64_t t = tokens * p / parts; t < tokens * (p + 1) / parts; ++t) {
+            uint8_t* hit = in_rank + t * ranks;
+            std::memset(hit, 0, ranks);
+            for (int64_t j = 0; j < k; ++j) {
+                const int64_t e = topk[t * k + j];
+                if (e < 0) continue;
+                if (e >= experts) {
+                    wrong = true;
+                    continue;
+                }
+                ++expert[e];
+                const int32_t r = rank_of[e];
+                rank[r] += !hit[r];
+                hit[r] = 1;
+            }
+        }
+        bad[p] = wrong;
+    };
+    run(parts, threads, part);
+    std::memset(per_expert, 0, experts * sizeof(int32_t));
+    std::memset(per_rank, 0, ranks * sizeof(int32_t));
+    bool good = true;
+    for (int64_t p = 0; p < parts; ++p) {
+        for (int64_t e = 0; e < experts; ++e) per_expert[e] += counts[p * width + e];
+        for (int64_t r = 0; r < ranks; ++r) per_rank[r] += counts[p * width + experts + r];
+        good = good && !bad[p];
+    }
+    return good;
+}
+
+template <class Index>
+bool stable_order(const Index* keys, int64_t n, int64_t buckets, int64_t* order, int64_t* starts, int threads) {
+    const int64_t parts = parts_for(n, threads);
+    std::vector<int64_t> at(parts * buckets, 0);
+    std::vector<uint8_t> bad(parts, 0);
+    auto count = [&](int64_t p, int) {
+        int64_t* c = &at[p * buckets];
+        for (int64_t i = n * p / parts; i < n * (p + 1) / parts; ++i) {
+            if (keys[i] >= (Index)buckets)
+                bad[p] = 1;
+            else if (keys[i] >= 0)
+                ++c[keys[i]];
+        }
+    };
+    run(parts, threads, count);
+    for (int64_t p = 0; p < parts; ++p)
+        if (bad[p]) return false;
+    int64_t total = 0;
+    for (int64_t b = 0; b < buckets; ++b) {
+        starts[b] = total;
+        for (int64_t p = 0; p < parts; ++p) {
+            const int64_t c = at[p * buckets + b];
+            at[p * buckets + b] = total;
+            total += c;
+        }
+    }
+    starts[buckets] = total;
+    auto place = [&](int64_t p, int) {
+        int64_t* c = &at[p * buckets];
+        for (int64_t i = n * p / parts; i < n * (p + 1) / parts; ++i)
+            if (keys[i] >= 0) order[c[keys[i]]++] = i;
+    };
+    run(parts, threads, place);
+    return true;
+}
+
+template bool moe_layout(const int64_t*, int64_t, int64_t, int64_t, int64_t, int32_t*, int32_t*, uint8_t*, int);
+template bool moe_layout(const int32_t*, int64_t, int64_t, int64_t, int64_t, int32_t*, int32_t*, uint8_t*, int);
+template bool stable_order(const int64_t*, int64_t, int64_t, int64_t*, int64_t*, int);
+template bool stable_order(const int32_t*, int64_t, int64_t, int64_t*, int64_t*, int);
+
+}  // namespace fm
