@@ -61,6 +61,10 @@ def combine_units(dtype: str, experts: int) -> float:
     return 1.0 if dtype in HALF else 4.0 * math.sqrt(max(experts, 1))
 
 
+#: A subnormal result of an inexact op may be flushed to zero in formats whose subnormals lie below 1e-37: accelerators do
+#: so, and the sums that follow cannot tell. In float16 they carry data and must be right.
+MAY_FLUSH = frozenset({"bfloat16", "float32", "float64"})
+
 #: Pointwise bounds in units in the last place of the output for float32 and float64: the OpenCL full profile, and half of
 #: the low-precision dtypes' step (one rounding of a nearly exact result) for them.
 POINTWISE_ULP: dict[str, float] = {
@@ -83,14 +87,20 @@ POINTWISE_ULP: dict[str, float] = {
     "gelu": 6.0,
     "pow": 16.0,
     "angle": 6.0,
+    "swiglu": 8.0,
 }
 
 COMPLEX_NORM_UNITS = 8.0
 """Norm-wise bound of complex pointwise functions, in u."""
 
 
-def pointwise_ulp(op: str, dtype: str) -> float:
-    """ULP bound for ``op``: 1 ulp of a half-precision output, the table for float32 and float64 (4 where not listed)."""
+def pointwise_ulp(op: str, dtype: str, *, from_complex: bool = False) -> float:
+    """ULP bound for ``op``: 1 ulp of a half-precision output, the table for float32 and float64 (4 where not listed).
+
+    A real result of complex arguments (``abs``) involves arithmetic where that of real ones does not.
+    """
+    if from_complex:
+        return max(POINTWISE_ULP.get(op, 4.0), 4.0)
     if dtype in HALF:
         return 0.0 if POINTWISE_ULP.get(op) == 0.0 else 1.0
     return POINTWISE_ULP.get(op, 4.0)
