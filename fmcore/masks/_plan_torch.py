@@ -2,10 +2,11 @@
 
 A hidden interval of a column touches a run of query tiles and covers a (shorter) run of them. Marking where each run
 begins and ends and summing along the query tiles gives, per tile pair, how many columns are covered and how many are
-touched: a tile is skipped iff all its columns are covered, full iff none is touched. O(s_k + tile pairs), whatever the mask.
+touched: a tile is skipped iff all its columns are covered, full iff none is. O(s_k + tile pairs), whatever the mask.
 
-Nothing waits for the device off the CPU. On the CPU the work goes in strips of key tiles that fit the cache and only
-visible entries of the lists are written, so the memory in use grows with the visible tiles, not with all of them.
+Off the CPU nothing waits for the device and no size depends on the data, so the build can be captured in a graph. On
+the CPU every strip of tiles is narrowed to the rows that its columns can see, and only visible entries of the lists are
+written: untouched pages of the tensors cost no memory, so what is resident grows with the visible tiles.
 """
 
 from __future__ import annotations
@@ -24,30 +25,20 @@ if TYPE_CHECKING:
 
     from fmcore.masks.mask import Mask
 
-STRIP = 1 << 20
-"""Tile pairs classified at a time on the CPU (the strip stays in the cache); elsewhere 32 times as many."""
+STRIP_CPU = 1 << 18
+"""Tile pairs at a time on the CPU, so that a strip stays in the cache."""
+
+STRIP_DEVICE = 1 << 25
+"""Tile pairs at a time elsewhere, to bound the temporaries of the build."""
 
 
 def build_plan_torch(mask: Mask, planes: Tensor, block_mask: Tensor | None, block_q: int, block_k: int) -> Plan:
     """Build the plan on the device of ``planes``; see :class:`fmcore.masks.Plan`."""
-    batch, heads, _, s_k = planes.shape
-    rows, nq, nk, device = batch * heads, -(-mask.s_q // block_q), -(-s_k // block_k), planes.device
-    q_partial, q_full, k_partial, k_full = (
-        torch.zeros(rows, n, dtype=torch.int32, device=device) for n in (nq, nq, nk, nk)
-    )
-    k_tiles = torch.empty(rows, nk, nq, dtype=list_dtype(nq), device=device)
-    q_tiles = torch.empty(rows, nq, nk, dtype=list_dtype(nk), device=device)
-    for head, tile, classes in _strips(mask, planes, block_mask, block_q, block_k):
-        partial, full = classes == 1, classes == 2
-        k_partial[head, tile] = partial.sum(-1, dtype=torch.int32)
-        k_full[head, tile] = full.sum(-1, dtype=torch.int32)
-        q_partial[head] += partial.sum(1, dtype=torch.int32)
-        q_full[head] += full.sum(1, dtype=torch.int32)
-        _emit(k_tiles[head, tile], classes, 0, _starts(k_partial[head, tile], k_full[head, tile]))
-    # The full tiles of a query tile come after all its partial ones, so its list can only begin once those are counted.
-    starts = _starts(q_partial, q_full)
-    for head, tile, classes in _strips(mask, planes, block_mask, block_q, block_k):
-        _emit(q_tiles[head], classes.transpose(1, 2), tile.start, [start[head] for start in starts])
+    batch, heads = planes.shape[:2]
+    classes = classify(mask, planes, block_mask, block_q, block_k)
+    k_partial, k_full, k_tiles = _lists(classes)
+    q_partial, q_full, q_tiles = _lists(classes.transpose(1, 2))
+    nk, nq = classes.shape[1:]
     shape = (batch, heads)
     return Plan(
         mask,
@@ -74,63 +65,101 @@ def heaviest_first(work: Tensor) -> Tensor:
     return torch.argsort(work, dim=-1, descending=True, stable=True).to(torch.int32)
 
 
-def _starts(partial: Tensor, full: Tensor) -> list[Tensor]:
-    """Where the skipped, the partial and the full entries of each list begin; indexed by class."""
-    return [partial + full, torch.zeros_like(partial), partial.clone()]
+def _lists(classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    """Partial and full counts int32 ``[rows, n]`` and lists ``[rows, n, m]`` of ``classes`` ``[rows, n, m]``."""
+    rows, n, m = classes.shape
+    device = classes.device
+    partial, full = (torch.zeros(rows, n, dtype=torch.int32, device=device) for _ in range(2))
+    lists = torch.empty(rows, n, m, dtype=list_dtype(m), device=device)
+    every = torch.arange(m, dtype=lists.dtype, device=device)
+    for head, tile in _strips(rows, n, m, device):
+        strip = classes[head, tile].contiguous()
+        entry = every
+        if device.type == "cpu":  # what lies outside the tiles seen by this strip needs no work
+            seen = strip.amax((0, 1)).nonzero()
+            if not seen.numel():
+                continue
+            low, high = int(seen[0]), int(seen[-1]) + 1
+            strip, entry = strip[..., low:high], every[low:high]
+        members = (strip == 1, strip == 2)
+        for counts, member in zip((partial, full), members, strict=True):
+            counts[head, tile] = member.sum(-1, dtype=torch.int32)
+        ends = partial[head, tile], partial[head, tile] + full[head, tile]
+        if device.type == "cpu":
+            _fill_visible(lists[head, tile], members, ends, entry)
+        else:
+            _fill_all(lists[head, tile], members, ends, entry)
+    return partial, full, lists
 
 
-def _emit(lists: Tensor, classes: Tensor, first: int, starts: list[Tensor]) -> None:
-    """Append the tiles ``first, first + 1, ...`` of ``classes`` ``[h, r, m]`` to ``lists`` ``[h, r, n]``.
-
-    ``starts[c]`` ``[h, r]`` is where the next entry of class c goes; it is moved on by what was appended.
-    """
-    on_cpu = lists.device.type == "cpu"
-    classes = classes.contiguous()
-    place = torch.empty(classes.shape, dtype=torch.int32, device=classes.device)
-    for value in (1, 2) if on_cpu else (0, 1, 2):
-        member = classes == value
-        running = member.cumsum(-1, dtype=torch.int32)
-        torch.where(member, running + (starts[value].unsqueeze(-1) - 1), place, out=place)
-        if running.shape[-1]:
-            starts[value] += running[..., -1]
-    if on_cpu:  # only visible entries are written: untouched pages of the list cost nothing
-        source = classes.view(-1).nonzero().squeeze(-1)
-        row = torch.div(source, classes.shape[-1], rounding_mode="floor")
-        entry = source - row * classes.shape[-1] + first
-        lists.view(-1)[row * lists.shape[-1] + place.view(-1)[source]] = entry.to(lists.dtype)
-    else:  # a permutation, so every entry is written and no size depends on the data
-        entry = torch.arange(first, first + classes.shape[-1], dtype=lists.dtype, device=lists.device)
-        lists.scatter_(-1, place.long(), entry.expand(classes.shape))
+def _fill_visible(lists: Tensor, members: tuple[Tensor, Tensor], ends: tuple[Tensor, Tensor], entry: Tensor) -> None:
+    """Write the visible entries alone."""
+    column = torch.arange(int(ends[1].max()), dtype=torch.int32)
+    begin = torch.zeros_like(ends[0]).unsqueeze(-1)
+    for member, stop in zip(members, ends, strict=True):
+        end = stop.unsqueeze(-1)
+        place = (column >= begin) & (column < end)
+        lists[..., : column.numel()].masked_scatter_(place, entry.expand(member.shape)[member])
+        begin = end
 
 
-def _strips(
-    mask: Mask, planes: Tensor, block_mask: Tensor | None, block_q: int, block_k: int
-) -> Iterator[tuple[slice, slice, Tensor]]:
-    """Slices of heads and of key tiles with their classes, uint8 ``[heads, key tiles, nq]``."""
+def _fill_all(lists: Tensor, members: tuple[Tensor, Tensor], ends: tuple[Tensor, Tensor], entry: Tensor) -> None:
+    """Write a permutation, skipped tiles last: no size depends on the data."""
+    skipped = ~(members[0] | members[1])
+    place = skipped.cumsum(-1, dtype=torch.int32) + (ends[1].unsqueeze(-1) - 1)
+    for member, end in zip(members, (torch.zeros_like(ends[0]), ends[0]), strict=True):
+        place = torch.where(member, member.cumsum(-1, dtype=torch.int32) + (end.unsqueeze(-1) - 1), place)
+    lists.scatter_(-1, place.long(), entry.expand(place.shape))
+
+
+def _strips(rows: int, n: int, m: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
+    """Slices of ``[rows, n]`` whose ``m`` entries each make a strip: some whole rows, or a part of one."""
+    limit = STRIP_CPU if device.type == "cpu" else STRIP_DEVICE
+    if not rows * n * m:
+        return
+    tiles = max(1, min(n, limit // m))
+    step = max(1, limit // (n * m)) if tiles == n else 1
+    for h in range(0, rows, step):
+        for t in range(0, n, tiles):
+            yield slice(h, min(rows, h + step)), slice(t, min(n, t + tiles))
+
+
+def classify(mask: Mask, planes: Tensor, block_mask: Tensor | None, block_q: int, block_k: int) -> Tensor:
+    """Classes of all tile pairs, uint8 ``[batch * heads, nk, nq]``: 0 skip, 1 partial, 2 full."""
     batch, heads, count, s_k = planes.shape
     rows, nq, nk = batch * heads, -(-mask.s_q // block_q), -(-s_k // block_k)
-    if not rows * nq * nk:
-        return
     flat = planes.view(rows, count, s_k)
     keep = None if block_mask is None else block_mask.view(rows, *block_mask.shape[2:])
-    limit = STRIP if planes.device.type == "cpu" else STRIP * 32
-    tiles = max(1, min(nk, limit // nq))
-    step = max(1, limit // (nq * nk)) if tiles == nk else 1
-    for h in range(0, rows, step):
-        head = slice(h, min(rows, h + step))
-        for t in range(0, nk, tiles):
-            tile = slice(t, min(nk, t + tiles))
-            span = flat[head, :, t * block_k : min(s_k, tile.stop * block_k)]
-            if keep is None:
-                yield head, tile, _classes(mask.mode, span, mask.s_q, block_q, block_k)
-            else:
-                yield head, tile, _kept_classes(mask, span, keep[head], t * block_k, block_q=block_q, block_k=block_k)
+    classes = torch.zeros(rows, nk, nq, dtype=torch.uint8, device=planes.device)
+    for head, tile in _strips(rows, nk, nq, planes.device):
+        span = flat[head, :, tile.start * block_k : min(s_k, tile.stop * block_k)]
+        if keep is not None:
+            first = tile.start * block_k
+            classes[head, tile] = _kept_classes(mask, span, keep[head], first, block_q=block_q, block_k=block_k)
+            continue
+        q0, q1 = _visible_tiles(mask.mode, span, mask.s_q, block_q) if planes.device.type == "cpu" else (0, nq)
+        if q0 < q1:
+            strip = _classes(mask.mode, span, mask.s_q, block_q, block_k, tiles=(q0, q1))
+            classes[head, tile, q0:q1] = strip
+    return classes
 
 
-def _classes(mode: int, planes: Tensor, s_q: int, block_q: int, block_k: int) -> Tensor:
-    """Classes of ``planes`` ``[h, 2 or 4, columns]``, uint8 ``[h, key tiles, nq]``."""
+def _visible_tiles(mode: int, planes: Tensor, s_q: int, block_q: int) -> tuple[int, int]:
+    """Query tiles [first, stop) outside of which no row sees any of the columns; looks at the data."""
+    us, ue, ls, le = hidden_intervals(mode, planes, s_q)
+    some = ue - us + le - ls < s_q
+    first = torch.where(us > 0, 0, ue)
+    last = torch.where(le < s_q, s_q, ls)
+    low = int(torch.where(some, first, s_q).min())
+    high = int(torch.where(some, last, 0).max())
+    return low // block_q, -(-high // block_q)
+
+
+def _classes(mode: int, planes: Tensor, s_q: int, block_q: int, block_k: int, *, tiles: tuple[int, int]) -> Tensor:
+    """Classes of ``planes`` ``[h, 2 or 4, columns]`` for some query tiles, uint8 ``[h, key tiles, tiles]``."""
     heads, _, columns = planes.shape
-    nq, nk = -(-s_q // block_q), -(-columns // block_k)
+    q0, q1 = tiles
+    nq, nk = q1 - q0, -(-columns // block_k)
     column = torch.arange(columns, device=planes.device)
     row = torch.arange(heads, device=planes.device).unsqueeze(-1) * nk + torch.div(
         column, block_k, rounding_mode="floor"
@@ -141,9 +170,13 @@ def _classes(mode: int, planes: Tensor, s_q: int, block_q: int, block_k: int) ->
     base = (row * (nq + 1)).view(-1)
     for start, end in ((us, ue), (ls, le)):
         some = start < end
-        up, down = (start + (block_q - 1)) // block_q, (end + (block_q - 1)) // block_q
-        _mark(touched, base, start // block_q, down, some)
-        _mark(covered, base, up, torch.where(end == s_q, nq, end // block_q), some)
+        last = (end + (block_q - 1)) // block_q
+        runs = (
+            (touched, start // block_q, last),
+            (covered, (start + (block_q - 1)) // block_q, torch.where(end == s_q, last, end // block_q)),
+        )
+        for marks, a, b in runs:
+            _mark(marks, base, a.clamp(q0, q1) - q0, b.clamp(q0, q1) - q0, some)
     size = torch.full((nk,), block_k, dtype=torch.int32, device=planes.device)
     if columns % block_k:
         size[-1:].fill_(columns % block_k)
@@ -162,11 +195,13 @@ def _mark(runs: Tensor, base: Tensor, first: Tensor, stop: Tensor, some: Tensor)
 def _kept_classes(mask: Mask, planes: Tensor, keep: Tensor, first: int, *, block_q: int, block_k: int) -> Tensor:
     """As :func:`_classes` under a block mask, exact for any multiple of 16.
 
-    ``first`` is the column that ``planes`` begins with. Classified on tiles that lie inside one 128 x 128 block each, then joined: skipped if all are, full if all are.
+    ``first`` is the column that ``planes`` begins with. Classified on tiles that lie inside one 128 x 128 block each,
+    then joined: skipped if all are, full if all are.
     """
     heads, _, columns = planes.shape
     fine_q, fine_k = gcd(block_q, BLOCK), gcd(block_k, BLOCK)
-    classes = _classes(mask.mode, planes, mask.s_q, fine_q, fine_k)
+    every = (0, -(-mask.s_q // fine_q))
+    classes = _classes(mask.mode, planes, mask.s_q, fine_q, fine_k, tiles=every)
     nk, nq = classes.shape[1:]
     block_row = torch.arange(nq, device=planes.device) * fine_q // BLOCK
     block_column = (first + torch.arange(nk, device=planes.device) * fine_k) // BLOCK

@@ -1,8 +1,8 @@
 """The twelve masks that FlashMask measurements use, by name, on the packed documents of ``benchmark_documents.json``.
 
 Two of the published definitions need a word. The *document* mask here is the block-diagonal one that was meant; the
-generator behind the published figures sums the wrong lengths for the upper bounds, and ``document_published`` is what it
-makes, for comparison with those rows. The sliding window is 1/16 of the length and counts the row's own key.
+generator behind the published figures sums the wrong lengths for the upper bounds, and ``document_published`` is what
+it makes, for comparison with those rows. The sliding window is 1/16 of the length and counts the row's own key.
 """
 
 from __future__ import annotations

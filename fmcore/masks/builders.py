@@ -79,7 +79,7 @@ def single_column(s_q: int, s_k: int | None = None, *, column: int = 0, device: 
 def sliding_window(
     s_q: int, s_k: int | None = None, *, window: int, causal: bool = True, device: Device = None
 ) -> Mask:
-    """Row i sees ``window`` keys: its own (at i + s_k - s_q) and the window - 1 before it; without causal as many after.
+    """Row i sees ``window`` keys: its own (at i + s_k - s_q) and those just before it; without causal as many after it.
 
     This counts all keys that are seen. The ``window_size`` of attention calls, like Paddle's, counts the keys *besides*
     the row's own: ``window_size=w`` is ``window=w + 1``; see :func:`fmcore.masks.from_window`.
@@ -111,7 +111,8 @@ def global_sliding(s: int, *, global_tokens: int, window_size: int | tuple[int, 
     check_length("s", s)
     if left < 0 or right < 0 or global_tokens < 0:
         raise InvalidInputError(
-            f"global_tokens and window_size must be >= 0, got global_tokens={global_tokens!r}, window_size={window_size!r}."
+            "global_tokens and window_size must be >= 0, "
+            f"got global_tokens={global_tokens!r}, window_size={window_size!r}."
         )
     column = torch.arange(s, dtype=torch.int64)
     is_global = column < global_tokens

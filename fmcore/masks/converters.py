@@ -1,4 +1,4 @@
-"""Converters: other ways to say a mask, into a :class:`fmcore.masks.Mask` and back. Exact, or an error that says where not."""
+"""Converters: other ways to say a mask, into a :class:`fmcore.masks.Mask` and back. Exact, or an error."""
 
 from __future__ import annotations
 
@@ -78,7 +78,7 @@ def runs_of(visible: Tensor, first_column: int = 0) -> Tensor:
         starts = begins[b, h, :, j].nonzero().flatten()[:3].tolist()
         raise InvalidInputError(
             f"column {first_column + j} (batch {b}, head {h}) hides {int(count[b, h, j])} separate intervals of rows, "
-            f"beginning at rows {starts}{' ...' if int(count[b, h, j]) > 3 else ''}; a mask has at most two per column. "
+            f"the first three at rows {starts}; a mask has at most two per column. "
             "Use a block_mask for blocks of 128 x 128, or a backend that takes dense masks."
         )
     first_begin, last_begin = _first(begins), s_q - 1 - _first(begins.flip(2))
@@ -114,12 +114,12 @@ def to_startend_row_indices(mask: Mask, *, causal: bool = False) -> Tensor:
     Args:
         mask: The mask.
         causal: False gives n = 2 (mode 1: LTS, UTE) or n = 4 (mode 2: LTS, LTE, UTS, UTE), to be used without causal.
-            True gives n = 1 (LTS) if that is enough, else n = 2 (LTS, LTE), to be used with causal; this looks at the
-            bounds, so it waits for the device.
+            True gives n = 1 (LTS) if that is enough, else n = 2 (LTS, LTE), to be used with causal; this looks at
+            the bounds, so it waits for the device.
 
     Raises:
-        InvalidInputError: With ``causal``, a column is seen above the diagonal, or hides an interval that the two causal
-            forms cannot say; the message names the first such column.
+        InvalidInputError: With ``causal``, a column is seen above the diagonal, or hides an interval that the two
+            causal forms cannot say; the message names the first such column.
     """
     if not causal:
         if mask.mode == 1:
@@ -140,8 +140,8 @@ def to_startend_row_indices(mask: Mask, *, causal: bool = False) -> Tensor:
         b, h, j = bad.nonzero()[0].tolist()
         raise InvalidInputError(
             f"column {j} (batch {b}, head {h}) cannot be said with causal=True: it hides rows "
-            f"[{int(us[b, h, j])}, {int(ue[b, h, j])}) and [{int(ls[b, h, j])}, {int(le[b, h, j])}), while causal alone hides "
-            f"[0, {int(diagonal[b, h, j])}); use causal=False."
+            f"[{int(us[b, h, j])}, {int(ue[b, h, j])}) and [{int(ls[b, h, j])}, {int(le[b, h, j])}), while causal alone "
+            f"hides [0, {int(diagonal[b, h, j])}); use causal=False."
         )
     lts = torch.where(extends & ~upper_is_causal, diagonal, ls)
     lte = torch.where(extends & ~upper_is_causal, ue, le)
@@ -152,7 +152,7 @@ def to_startend_row_indices(mask: Mask, *, causal: bool = False) -> Tensor:
 
 
 def with_block_mask(mask: Mask, block_mask: Tensor) -> Mask:
-    """The same bounds with a ``block_mask``: int32 ``[batch, heads, ceil(s_q / 128), ceil(s_k / 128)]``, 0 hides a block.
+    """The same bounds with a block mask: int32 ``[batch, heads, ceil(s_q / 128), ceil(s_k / 128)]``, 0 hides a block.
 
     Batch and heads of the two may differ where one of them is 1.
     """

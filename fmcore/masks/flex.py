@@ -43,11 +43,11 @@ def from_mask_mod(
     check_length("s_q", s_q)
     check_length("s_k", s_k)
     evaluate = _over_all(mask_mod, batch, heads, s_q, device)
-    return _from_strips(lambda column: evaluate(column), batch, heads, s_q, s_k, device)
+    return _from_strips(evaluate, batch, heads, s_q, s_k, device)
 
 
 def from_block_mask(block_mask: BlockMask) -> Mask:
-    """The mask of a FlexAttention ``BlockMask``: listed full blocks, and listed partial blocks through its ``mask_mod``.
+    """The mask of a FlexAttention ``BlockMask``: its full blocks, and its partial blocks through its ``mask_mod``.
 
     Raises:
         InvalidInputError: A column hides more than two intervals of rows; the message names the first one found.

@@ -25,8 +25,8 @@ _PLANES = {1: 2, 2: 4}
 class Mask:
     """Which query rows see which key columns, as at most two hidden row intervals per column.
 
-    Make one with a builder (``causal_document``), a converter (``from_dense``) or :func:`fmcore.masks.canonicalize`. A mask never
-    changes; ``==`` compares what it hides. Everything below is a plain attribute.
+    Make one with a builder (``causal_document``), a converter (``from_dense``) or :func:`fmcore.masks.canonicalize`. A mask
+    never changes; ``==`` compares what it hides. Everything below is a plain attribute.
 
     Attributes:
         s_q: Query rows.
@@ -37,8 +37,8 @@ class Mask:
         mode: 1 or 2, known from structure alone.
         planes: Contiguous int32 ``[batch, heads, 2 * mode, s_k]``. Mode 1: (begin, end), row i sees the column
             iff begin <= i < end; (0, 0) where nobody sees it. Mode 2: (us, ue, ls, le), row i is hidden iff
-            us <= i < ue or ls <= i < le, with 0 <= us <= ue <= ls <= le <= s_q, an empty upper interval (0, 0), an empty
-            lower one (s_q, s_q), and intervals that neither overlap nor touch.
+            us <= i < ue or ls <= i < le, with 0 <= us <= ue <= ls <= le <= s_q, an empty upper interval (0, 0),
+            an empty lower one (s_q, s_q), and intervals that neither overlap nor touch.
         block_mask: None, or int32 ``[batch, heads, ceil(s_q / 128), ceil(s_k / 128)]``, 1 keeps a block, 0 hides it.
         is_full: Nothing is hidden, known without looking at data.
         is_causal_only: Exactly the bottom-right causal mask, known without looking at data.

@@ -105,7 +105,7 @@ def save_png(
 
 
 def sample(mask: Mask, limit: int = 1024) -> Tensor:
-    """Visibility of at most ``limit`` evenly spread rows and columns of a single-head mask, bool ``[rows, columns]``."""
+    """Visibility of up to ``limit`` evenly spread rows and columns of a single-head mask, bool ``[rows, columns]``."""
     row, column = (_spread(size, limit) for size in (mask.s_q, mask.s_k))
     us, ue, ls, le = (b[0, 0, column] for b in hidden_intervals(mask.mode, mask.planes_on("cpu"), mask.s_q))
     at = row.unsqueeze(-1)

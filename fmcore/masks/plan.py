@@ -1,7 +1,7 @@
 """The plan of a mask: which tiles a kernel visits, and in which order.
 
 A tile pair is *skipped* (no visible pair in it), *full* (every pair visible) or *partial*. For every query tile the
-plan lists its key tiles, partial ones first, then full ones, with both counts; and the same transposed. A kernel then runs
+plan lists its key tiles, partial ones first, then full ones, with both counts; and the same transposed. A kernel runs
 one masked loop and one unmasked loop, with no branch in either. Classes are exact, not an estimate from extrema.
 
 A backend may bring its own builder for a device type (:func:`register_plan_builder`); it must yield what

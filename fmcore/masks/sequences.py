@@ -24,8 +24,8 @@ def from_cu_seqlens(
 ) -> Mask:
     """The mask that makes one packed sequence act like variable-length attention.
 
-    Rows ``[cu_q[d], cu_q[d+1])`` see columns ``[cu_k[d], cu_k[d+1])``; with ``causal`` each document is aligned at its own
-    bottom right, as in FlashAttention's varlen interface. Rows and columns behind the last document are padding.
+    Rows ``[cu_q[d], cu_q[d+1])`` see columns ``[cu_k[d], cu_k[d+1])``; with ``causal`` each document is aligned at its
+    own bottom right, as in FlashAttention's varlen interface. Rows and columns behind the last document are padding.
 
     Args:
         cu_seqlens_q: Integer ``[documents + 1]``, rising from 0.
@@ -45,7 +45,8 @@ def from_cu_seqlens(
         cu_k, s_k = _cumulative("k", cu_seqlens_k, s_k)
     if cu_q.shape != cu_k.shape:
         raise InvalidInputError(
-            f"cu_seqlens_q has {cu_q.shape[0]} entries and cu_seqlens_k {cu_k.shape[0]}; both need one per document plus one."
+            f"cu_seqlens_q has {cu_q.shape[0]} entries and cu_seqlens_k {cu_k.shape[0]}; "
+            "both need one per document plus one."
         )
     column = torch.arange(s_k, device=cu_k.device)
     number = torch.searchsorted(cu_k[1:].contiguous(), column, right=True)
@@ -158,8 +159,8 @@ def _hidden_of_ids(ids: Tensor, sequence: int, *, causal: bool) -> Tensor:
         if len(gaps) > room:
             column = 1 if causal and start == 0 and len(gaps) == 2 else start
             raise InvalidInputError(
-                f"column {column} (sequence {sequence}, document id {value}) needs {len(gaps) + (column > 0 and causal)} "
-                "hidden intervals of rows, because the id returns after other documents; a mask has at most two per "
+                f"column {column} (sequence {sequence}, document id {value}) needs "
+                f"{len(gaps) + (column > 0 and causal)} hidden intervals of rows, because the id returns after other documents; a mask has at most two per "
                 "column. Sort the tokens by document."
             )
         for slot, (a, b) in zip((2, 0)[:room], gaps, strict=False):
