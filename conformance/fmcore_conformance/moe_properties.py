@@ -51,8 +51,10 @@ def _where(group: Any) -> tuple[int, int]:
     return (0, 1) if group is None else (group.rank(), group.size())
 
 
-def _same(got: torch.Tensor, want: torch.Tensor, what: str) -> None:
+def _same(got: torch.Tensor | None, want: torch.Tensor | None, what: str) -> None:
     """Bitwise equality, with the place of the first difference."""
+    assert got is not None, f"{what}: nothing was returned"
+    assert want is not None
     got = got.detach().cpu()
     want = want.detach().cpu()
     assert got.dtype == want.dtype, f"{what}: dtype {got.dtype}, want {want.dtype}"
@@ -248,7 +250,7 @@ def combine_recipe(group: Any, backend: str | None, device: str) -> None:
     ranks = _where(group)[1]
     for dtype in (torch.bfloat16, torch.float16, torch.float32, torch.float64, torch.complex64, torch.complex128, torch.int32, torch.int64):
         for biases in (0, 1, 2):
-            _combined(group, routing("holes", ranks, seed=biases), dtype, 19, backend, device, biases)
+            _combined(group, routing("holes", ranks, tokens=7, seed=biases), dtype, 19, backend, device, biases)
 
 
 @_property("C3")

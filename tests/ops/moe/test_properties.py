@@ -1,0 +1,28 @@
+"""Every property of dispatch and combine in one process and over gloo worlds of two to four ranks."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+import pytest
+from fmcore_conformance.distributed import run_world, values
+from fmcore_conformance.moe_properties import PROPERTIES, run_properties
+
+
+SOME = ("L1", "D1-D4", "D6", "C1", "C2", "A1", "S1")
+WORLDS = {0: tuple(PROPERTIES), 1: SOME, 2: tuple(PROPERTIES), 3: SOME, 4: tuple(PROPERTIES)}
+"""Properties by number of ranks; zero stands for a call without a group."""
+
+
+@lru_cache(maxsize=None)
+def found(ranks: int) -> list[dict[str, str]]:
+    """Run a world's properties in one go."""
+    if ranks == 0:
+        return [run_properties(None)]
+    return values(run_world(run_properties, ranks, WORLDS[ranks], timeout=120.0, group_timeout=20.0))
+
+
+@pytest.mark.parametrize(("ranks", "name"), [(ranks, name) for ranks, names in WORLDS.items() for name in names])
+def test_property(ranks: int, name: str) -> None:
+    failures = {rank: result[name] for rank, result in enumerate(found(ranks)) if result[name]}
+    assert not failures
