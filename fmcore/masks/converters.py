@@ -140,8 +140,8 @@ def to_startend_row_indices(mask: Mask, *, causal: bool = False) -> Tensor:
         b, h, j = bad.nonzero()[0].tolist()
         raise InvalidInputError(
             f"column {j} (batch {b}, head {h}) cannot be said with causal=True: it hides rows "
-            f"[{int(us[b, h, j])}, {int(ue[b, h, j])}) and [{int(ls[b, h, j])}, {int(le[b, h, j])}), while causal alone "
-            f"hides [0, {int(diagonal[b, h, j])}); use causal=False."
+            f"[{int(us[b, h, j])}, {int(ue[b, h, j])}) and [{int(ls[b, h, j])}, {int(le[b, h, j])}), "
+            f"while causal alone hides [0, {int(diagonal[b, h, j])}); use causal=False."
         )
     lts = torch.where(extends & ~upper_is_causal, diagonal, ls)
     lte = torch.where(extends & ~upper_is_causal, ue, le)

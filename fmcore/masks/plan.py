@@ -209,7 +209,7 @@ def build_plan(mask: Mask, block_q: int, block_k: int, device: torch.device | st
         InvalidInputError: A tile size is not a positive int, or the mask has a ``block_mask`` and a tile size is not a
             multiple of 16.
     """
-    from fmcore.masks._plan_torch import build_plan_torch
+    from fmcore.masks.plan_torch import build_plan_torch
 
     check_block("block_q", block_q)
     check_block("block_k", block_k)
