@@ -1,9 +1,13 @@
-"""What every test may use: plugins made on the spot, taken out again afterwards."""
+"""Fixtures that several folders need: little installed distributions, and plugins made on the spot."""
 
 from __future__ import annotations
 
 import math
+import os
+import subprocess
+import sys
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -13,6 +17,62 @@ import fmcore as fm
 from fmcore.dispatch import BackendMeta, hookimpl
 from fmcore.dispatch.caps import Caps
 from fmcore.dispatch.probes import ProbeReport
+
+
+class Site:
+    """A folder that looks like site-packages: little real distributions, as ``pip install --target`` leaves them."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+
+    def add(
+        self, distribution: str, files: dict[str, str | bytes], entry_points: dict[str, str], version: str = "1.0"
+    ) -> None:
+        """Install a distribution: its files, and a .dist-info with metadata, entry points and a record."""
+        for path, content in files.items():
+            target = self.root / path
+            target.parent.mkdir(parents=True, exist_ok=True)
+            target.write_bytes(content if isinstance(content, bytes) else content.encode())
+        info = self.root / f"{distribution.replace('-', '_')}-{version}.dist-info"
+        info.mkdir(parents=True)
+        (info / "METADATA").write_text(f"Metadata-Version: 2.1\nName: {distribution}\nVersion: {version}\n")
+        (info / "INSTALLER").write_text("pip\n")
+        if entry_points:
+            lines = "".join(f"{name} = {value}\n" for name, value in entry_points.items())
+            (info / "entry_points.txt").write_text(f"[fmcore.backends]\n{lines}")
+        record = [*files, f"{info.name}/METADATA", f"{info.name}/RECORD"]
+        (info / "RECORD").write_text("".join(f"{path},,\n" for path in record))
+
+    def plugin(self, name: str, package: str, toml: str | bytes | None, source: str, distribution: str = "") -> None:
+        """Install a plugin: entry point ``name``, one package with metadata and source."""
+        files: dict[str, str | bytes] = {f"{package}/__init__.py": source}
+        if toml is not None:
+            files[f"{package}/fmcore_backend.toml"] = toml
+        self.add(distribution or f"dist-{package}".replace("_", "-"), files, {name: package})
+
+    def run(self, *command: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        """Run ``python <command>`` with this folder on the path and no FMCORE_* variable but those given."""
+        clean = {name: value for name, value in os.environ.items() if not name.startswith(("FMCORE_", "PYTEST_"))}
+        clean |= {"PYTHONPATH": str(self.root), "OMP_NUM_THREADS": "1", **environ}
+        return subprocess.run(
+            [sys.executable, *command],
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+            env=clean,
+            cwd=self.root,
+        )
+
+    def fmcore(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
+        """Run the command line."""
+        return self.run("-m", "fmcore.cli", *arguments, **environ)
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Site:
+    """Return an empty site folder, one per test module."""
+    return Site(tmp_path_factory.mktemp("site"))
 
 
 class MadePlugin:
