@@ -44,7 +44,7 @@ def integer(op: str, name: str, value: object) -> int:
     """
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise InvalidInputError(f"math.{op}: {name}={value!r} is not an integer")
-    return operator.index(value)  # type: ignore[arg-type]
+    return operator.index(value)
 
 
 def operands(op: str, x1: Operand, x2: Operand) -> tuple[Tensor, Tensor]:
@@ -107,7 +107,7 @@ def canonical(name: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> tu
     return tensors, params
 
 
-def run(op: MathOp, tensors: tuple[Any, ...], params: dict[str, Any], backend: str | None) -> Any:
+def run(op: MathOp, tensors: tuple[Any, ...], params: dict[str, Any], backend: Any) -> Any:
     """Dispatch a call in canonical form."""
     if type(backend) is _Capture:
         backend.call = (tensors, params)

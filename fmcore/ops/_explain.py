@@ -13,6 +13,7 @@ from fmcore.dispatch.decision import Decision
 from fmcore.errors import InvalidInputError
 from fmcore.ops import specs
 from fmcore.ops._call import build_request
+from fmcore.ops._spec import OpSpec
 
 
 def explain(op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Decision:
@@ -28,22 +29,36 @@ def explain(op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Decisi
     options = dict(kwargs)
     backend = options.pop("backend", None)
     world_size = options.pop("world_size", 1)
+    if spec.family == "math":
+        from fmcore.math._canon import canonical
+
+        tensors, params = canonical(op.removeprefix("math."), args, options)
+    else:
+        tensors, params = _as_declared(spec, args, options)
+    spec.validate(*tensors, **params)
+    first = next(t for t in tensors if t is not None)
+    features = spec.features(tensors, params)
+
+    def request() -> Any:
+        return build_request(
+            spec, first.device, tensors, features, needs_grad=spec.differentiable and facts.wants_grad(tensors),
+            deterministic=torch.are_deterministic_algorithms_enabled(), world_size=world_size,
+        )  # fmt: skip
+
+    return table.decide(request, backend)
+
+
+def _as_declared(
+    spec: OpSpec, args: tuple[Any, ...], options: dict[str, Any]
+) -> tuple[tuple[Any, ...], dict[str, Any]]:
+    """Sort a call's arguments into the declaration's tensors and parameters."""
     count = len(spec.roles)
     tensors = list(args[:count])
     tensors += [options.pop(role, None) for role in spec.roles[len(tensors) :]]
     params = {param.name: options.pop(param.name, param.default) for param in spec.params}
     if options or len(args) > count:
         raise InvalidInputError(
-            f"explain: {op} takes {', '.join((*spec.roles, *params))}; got also {sorted(options) or args[count:]}"
+            f"explain: {spec.name} takes {', '.join((*spec.roles, *params))}; "
+            f"got also {sorted(options) or args[count:]}"
         )
-    spec.validate(*tensors, **params)
-    first = next(t for t in tensors if t is not None)
-    features = spec.features(tuple(tensors), params)
-
-    def request() -> Any:
-        return build_request(
-            spec, first.device, tuple(tensors), features, needs_grad=spec.differentiable and facts.wants_grad(tensors),
-            deterministic=torch.are_deterministic_algorithms_enabled(), world_size=world_size,
-        )  # fmt: skip
-
-    return table.decide(request, backend)
+    return tuple(tensors), params

@@ -137,6 +137,8 @@ class MathOp:
 
     def _check_tensors(self, tensors: tuple[Tensor | None, ...]) -> None:
         first = tensors[0]
+        if not self.side and self._alike(first, tensors):
+            return
         if not isinstance(first, torch.Tensor):
             raise InvalidInputError(
                 f"math.{self.name}: {self.roles[0]} must be a torch.Tensor, got {type(first).__name__}"
@@ -165,6 +167,15 @@ class MathOp:
         for role, tensor in zip(self.roles, tensors, strict=True):
             if tensor is not None and role in self.side:
                 self._check_side(role, tensor.dtype, main)
+
+    def _alike(self, first: object, tensors: tuple[Tensor | None, ...]) -> bool:
+        """Whether nothing can be wrong: tensors of one supported dtype on one device. The way of almost every call."""
+        if not isinstance(first, torch.Tensor) or first.dtype not in self.domain:
+            return False
+        for t in tensors[1:]:
+            if not isinstance(t, torch.Tensor) or t.dtype != first.dtype or t.device != first.device:
+                return False
+        return True
 
     def _check_side(self, role: str, dtype: torch.dtype, main: torch.dtype | None) -> None:
         allowed = self.side[role]

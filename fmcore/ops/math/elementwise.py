@@ -99,17 +99,26 @@ def _binary(
         meta=meta,
         roles=("x1", "x2"),
         gradients=frozenset({"x1", "x2"}) if grad else frozenset(),
-        features=_contiguous_same_shape,
+        features=_pair_features,
         feature_names=("contiguous", "same_shape"),
     )
 
 
 def _contiguous(tensors: tuple[Any, ...], _: Mapping[str, Any]) -> dict[str, Any]:
-    return {"contiguous": all(t.is_contiguous() for t in tensors)}
+    return {"contiguous": tensors[0].is_contiguous()}
 
 
-def _contiguous_same_shape(tensors: tuple[Any, ...], params: Mapping[str, Any]) -> dict[str, Any]:
-    return {**_contiguous(tensors, params), "same_shape": all(t.shape == tensors[0].shape for t in tensors)}
+def _pair_features(tensors: tuple[Any, ...], _: Mapping[str, Any]) -> dict[str, Any]:
+    x1, x2 = tensors
+    return {"contiguous": x1.is_contiguous() and x2.is_contiguous(), "same_shape": x1.shape == x2.shape}
+
+
+def _where_features(tensors: tuple[Any, ...], _: Mapping[str, Any]) -> dict[str, Any]:
+    shape = tensors[0].shape
+    return {
+        "contiguous": all(t.is_contiguous() for t in tensors),
+        "same_shape": all(t.shape == shape for t in tensors),
+    }
 
 
 def _where_meta(condition: Tensor, x1: Tensor, x2: Tensor) -> tuple[Meta, ...]:
@@ -169,7 +178,7 @@ OPS = (
         roles=("condition", "x1", "x2"),
         side={"condition": BOOL},
         gradients=frozenset({"x1", "x2"}),
-        features=_contiguous_same_shape,
+        features=_where_features,
         feature_names=("contiguous", "same_shape"),
     ),
     _binary("equal", "comparison", ALL, {}, EXACT, "x1 == x2; NaN equals nothing.", rule=_bool),

@@ -10,6 +10,7 @@ import torch
 from fmcore.errors import InvalidInputError
 from fmcore.ops.math._op import Accuracy, MathOp, Meta
 from fmcore.ops.math.dtypes import NUMERIC
+from fmcore.ops.math.shapes import broadcast_shapes
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -28,10 +29,9 @@ def _matmul_meta(x1: Tensor, x2: Tensor) -> tuple[Meta, ...]:
         raise InvalidInputError(f"{asked}: the inner sizes {x1.shape[-1]} and {inner} differ")
     rows = (x1.shape[-2],) if x1.ndim > 1 else ()
     columns = (x2.shape[-1],) if x2.ndim > 1 else ()
-    try:
-        batch = tuple(torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2]))
-    except RuntimeError as error:
-        raise InvalidInputError(f"{asked}: the batch shapes do not broadcast") from error
+    batch = broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
+    if batch is None:
+        raise InvalidInputError(f"{asked}: the batch shapes do not broadcast")
     return (((*batch, *rows, *columns), x1.dtype),)
 
 
@@ -52,7 +52,7 @@ def _grouped_meta(x: Tensor, w: Tensor, offsets: Tensor) -> tuple[Meta, ...]:
 
 
 def _inner(tensors: tuple[Any, ...], _: Mapping[str, Any]) -> int:
-    return max(1, tensors[0].shape[-1])
+    return max(1, int(tensors[0].shape[-1]))
 
 
 PRODUCT = Accuracy("contraction", 4, _inner)

@@ -24,7 +24,7 @@ REAL_ONLY = {**NO_INTEGER, "complex": "defined for real activations; rotary_comp
 
 
 def _last(tensors: tuple[Any, ...], _: Mapping[str, Any]) -> int:
-    return max(1, tensors[0].shape[-1])
+    return max(1, int(tensors[0].shape[-1]))
 
 
 def _rms_norm_meta(x: Tensor, weight: Tensor | None, *, eps: float) -> tuple[Meta, ...]:

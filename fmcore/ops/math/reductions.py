@@ -62,8 +62,8 @@ def _terms(tensors: tuple[Any, ...], params: Mapping[str, Any]) -> int:
     axes = params["axis"]
     shape = tensors[0].shape
     if isinstance(axes, int):
-        return max(1, shape[axes])
-    return max(1, math.prod(shape[a] for a in axes))
+        return max(1, int(shape[axes]))
+    return max(1, math.prod(int(shape[a]) for a in axes))
 
 
 def _features(tensors: tuple[Any, ...], params: Mapping[str, Any]) -> dict[str, Any]:

@@ -6,14 +6,21 @@ import operator
 from collections.abc import Iterable, Sequence
 from typing import TYPE_CHECKING
 
-import torch
-
 from fmcore.errors import InvalidInputError
 
 if TYPE_CHECKING:
     from torch import Tensor
 
-__all__ = ["Shape", "broadcast", "check_nonempty", "normalize_axes", "normalize_axis", "reduced", "replaced"]
+__all__ = [
+    "Shape",
+    "broadcast",
+    "broadcast_shapes",
+    "check_nonempty",
+    "normalize_axes",
+    "normalize_axis",
+    "reduced",
+    "replaced",
+]
 
 Shape = tuple[int, ...]
 
@@ -25,15 +32,35 @@ def broadcast(op: str, *tensors: Tensor) -> Shape:
         InvalidInputError: The shapes do not broadcast.
     """
     first = tensors[0].shape
-    if all(t.shape == first for t in tensors[1:]):
-        return tuple(first)
-    try:
-        return tuple(torch.broadcast_shapes(*(t.shape for t in tensors)))
-    except RuntimeError as error:
+    if len(tensors) == 2 and tensors[1].shape == first:
+        return first
+    shape = broadcast_shapes(*(t.shape for t in tensors))
+    if shape is None:
         shapes = " and ".join(str(tuple(t.shape)) for t in tensors)
         raise InvalidInputError(
             f"math.{op}: shapes {shapes} do not broadcast; aligned from the right, sizes must be equal or 1"
-        ) from error
+        )
+    return shape
+
+
+def broadcast_shapes(*shapes: Sequence[int]) -> Shape | None:
+    """Common shape, aligned from the right, or None.
+
+    >>> broadcast_shapes((3, 1), (4,))
+    (3, 4)
+    """
+    first = shapes[0]
+    if all(shape == first for shape in shapes[1:]):
+        return tuple(first)
+    result = [1] * max(len(shape) for shape in shapes)
+    for shape in shapes:
+        for i in range(1, len(shape) + 1):
+            if shape[-i] == 1 or shape[-i] == result[-i]:
+                continue
+            if result[-i] != 1:
+                return None
+            result[-i] = shape[-i]
+    return tuple(result)
 
 
 def normalize_axis(op: str, axis: int, ndim: int) -> int:

@@ -81,7 +81,7 @@ def _shift(count: Tensor, width: int) -> Tensor:
 
 def left_shift(x1: Tensor, x2: Tensor) -> Tensor:
     """x1 * 2**x2 modulo 2**width; 0 for a count outside [0, width)."""
-    x1, x2 = torch.broadcast_tensors(x1, x2)
+    x1, x2 = (x1 + torch.zeros_like(x2), x2 + torch.zeros_like(x1))
     count = _shift(x2, 8 * x1.dtype.itemsize)
     powers = torch.tensor([1 << i if i < 63 else -(1 << 63) for i in range(64)], device=x1.device)
     shifted = wrap(x1.to(torch.int64) * powers[count.clamp(min=0)], x1.dtype)
@@ -90,7 +90,7 @@ def left_shift(x1: Tensor, x2: Tensor) -> Tensor:
 
 def right_shift(x1: Tensor, x2: Tensor) -> Tensor:
     """Floor of x1 / 2**x2; 0 or -1 for a count outside [0, width)."""
-    x1, x2 = torch.broadcast_tensors(x1, x2)
+    x1, x2 = (x1 + torch.zeros_like(x2), x2 + torch.zeros_like(x1))
     count = _shift(x2, 8 * x1.dtype.itemsize)
     result = x1.to(torch.int64)
     for step in range(8 * x1.dtype.itemsize):

@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Final
 
 import torch
 
+from fmcore.ops.math.shapes import broadcast_shapes
 from fmcore.reference.math._wide import total, wide, wrap
 
 if TYPE_CHECKING:
@@ -20,8 +21,8 @@ def _product(x1: Tensor, x2: Tensor) -> Tensor:
     rows = [total((x1[..., i, :, None] * x2).movedim(-2, 0)) for i in range(x1.shape[-2])]
     if rows:
         return torch.stack(rows, dim=-2)
-    batch = torch.broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
-    return torch.zeros((*batch, 0, x2.shape[-1]), dtype=x1.dtype, device=x1.device)
+    batch = broadcast_shapes(x1.shape[:-2], x2.shape[:-2])
+    return torch.zeros((*(batch or ()), 0, x2.shape[-1]), dtype=x1.dtype, device=x1.device)
 
 
 def matmul(x1: Tensor, x2: Tensor) -> Tensor:

@@ -44,7 +44,8 @@ def distinct(name, dtype, values):
 def test_gradcheck(name, dtype, values):
     args, kwargs = distinct(name, TORCH[dtype], values)
     args = tuple(
-        a.clone().requires_grad_() if isinstance(a, torch.Tensor) and (a.is_floating_point() or a.is_complex()) else a for a in args
+        a.clone().requires_grad_() if isinstance(a, torch.Tensor) and (a.is_floating_point() or a.is_complex()) else a
+        for a in args
     )
 
     def call(*tensors):
@@ -86,7 +87,9 @@ def test_half_gradients_are_those_of_float64_rounded(dtype, values):
         for a, b in zip(low, high, strict=True):
             if a.requires_grad:
                 assert a.grad.dtype == dtype
-                assert (a.grad.double() - b.grad).norm() <= 2.0 ** (-8 if dtype == torch.bfloat16 else -11) * b.grad.norm()
+                assert (a.grad.double() - b.grad).norm() <= 2.0 ** (
+                    -8 if dtype == torch.bfloat16 else -11
+                ) * b.grad.norm()
 
 
 def test_a_cast_to_half_is_differentiable(values):

@@ -15,7 +15,7 @@ if TYPE_CHECKING:
 
 
 def _by_parts(fn: Callable[[Tensor, Tensor], Tensor]) -> Callable[[Tensor, Tensor], Tensor]:
-    """Real and imaginary parts by themselves: torch multiplies a complex operand by alpha = 1 + 0j, which turns inf to NaN."""
+    """Work on the parts: torch multiplies a complex operand by alpha = 1 + 0j, which turns inf into NaN."""
 
     def op(x1: Tensor, x2: Tensor) -> Tensor:
         if not x1.is_complex():
@@ -41,13 +41,13 @@ def conj(x: Tensor) -> Tensor:
 
 def real(x: Tensor) -> Tensor:
     """Real part, copied."""
-    return torch.real(x).clone() if x.is_complex() else x.clone()
+    return torch.real(x).clone(memory_format=torch.contiguous_format) if x.is_complex() else x.clone()
 
 
 def imag(x: Tensor) -> Tensor:
     """Imaginary part, copied; of a real value zero, with a zero gradient."""
     return (
-        torch.imag(x).clone()
+        torch.imag(x).clone(memory_format=torch.contiguous_format)
         if x.is_complex()
         else torch.where(torch.ones_like(x, dtype=torch.bool), torch.zeros_like(x), x)
     )

@@ -71,7 +71,7 @@ def grouped_matmul(x: Tensor, w: Tensor, offsets: Tensor) -> Tensor:
     """One product per group; rows past the last end are zero."""
     if offsets.is_meta:
         return x.new_empty((x.shape[0], w.shape[2]))
-    *parts, rest = x.split(segments(offsets, x.shape[0]))
+    *parts, rest = torch.split(x, segments(offsets, x.shape[0]))
     found = [matmul(part, weight) for part, weight in zip(parts, w.unbind(0), strict=True)]
     return torch.cat((*found, rest.new_zeros((rest.shape[0], w.shape[2]))))
 
@@ -85,8 +85,8 @@ def grouped_matmul_backward(
     if grad is None:
         return None, None, None
     lengths = segments(offsets, x.shape[0])
-    *d_rows, rest = grad.split(lengths)
-    x_rows = x.split(lengths)[:-1]
+    *d_rows, rest = torch.split(grad, lengths)
+    x_rows = torch.split(x, lengths)[:-1]
     dx = [d @ weight.mH for d, weight in zip(d_rows, w.unbind(0), strict=True)]
     dw = [_weight_gradient(part.mH, d) for part, d in zip(x_rows, d_rows, strict=True)]
     return (

@@ -34,7 +34,7 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
     v, c, s = raised(x, _by_position(cos), _by_position(sin))
     turned, rest = v[..., : 2 * pairs], x[..., 2 * pairs :]
     if interleaved:
-        a, b = turned.unflatten(-1, (pairs, 2)).unbind(-1)
+        a, b = turned.reshape(*turned.shape[:-1], pairs, 2).unbind(-1)
         y = torch.stack((a * c - b * s, a * s + b * c), dim=-1).flatten(-2)
     else:
         a, b = turned[..., :pairs], turned[..., pairs:]
@@ -47,7 +47,7 @@ def rotary_complex(x: Tensor, rotation: Tensor) -> Tensor:
     turn = _by_position(rotation)
     if x.is_complex():
         return (x * turn).to(x.dtype)
-    pairs = x.to(accumulator(x.dtype)).unflatten(-1, (x.shape[-1] // 2, 2)).contiguous()
+    pairs = x.to(accumulator(x.dtype)).reshape(*x.shape[:-1], x.shape[-1] // 2, 2).contiguous()
     return torch.view_as_real(torch.view_as_complex(pairs) * turn).flatten(-2).to(x.dtype)
 
 
