@@ -1,0 +1,224 @@
+"""Time launch configurations of the attention kernels on a GPU and print the best few of each.
+
+Usage: python backends/triton/tools/gpu_tune.py [--budget 240] [--dims 128,64] [--kernels attn_fwd,...] [--jobs 16]
+Compilation runs first, in parallel processes that share Triton's cache; then every configuration is timed on three masks
+at 8K (B=1, H=32, bf16), host time hidden behind a GPU sleep. The last lines are rows for `configs/*.json`.
+JSON goes to the environment's OUT, else build/.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+ROOT = Path(__file__).parents[3]
+sys.path[:0] = [str(ROOT), *(str(p) for p in sorted((ROOT / "backends").iterdir()) if p.is_dir())]
+
+import torch  # noqa: E402
+
+from fmcore import masks  # noqa: E402
+from fmcore_triton import attention as impl  # noqa: E402
+from fmcore_triton.register import use_plan_builder  # noqa: E402
+from fmcore_triton import tuner  # noqa: E402
+from fmcore_triton.launch import Launch  # noqa: E402
+
+DOCUMENTS = [2481, 1388, 1978, 2345]
+SLEEP_CYCLES = 1_500_000
+
+
+def candidates(kernel: str, dim: int) -> Iterator[Launch]:
+    """Yield the configurations to try, the likeliest first."""
+    tiles = {
+        "attn_fwd": ((128, 128), (128, 64), (64, 128), (64, 64), (128, 32)),
+        "attn_bwd_kv": ((64, 128), (128, 128), (32, 128), (64, 64), (128, 64)),
+        "attn_bwd_q": ((128, 64), (128, 128), (64, 128), (64, 64), (128, 32)),
+    }[kernel]
+    switches: tuple[dict[str, int], ...] = ({"ATOMIC_DQ": 0}, {"ATOMIC_DQ": 1}) if kernel == "attn_bwd_kv" else ({},)
+    stages = (2, 3, 4) if kernel == "attn_fwd" or dim <= 64 else (2, 3)
+    for (m, n), warps, stage, switch in itertools.product(tiles, (8, 4), stages, switches):
+        if m * n >= 128 * 128 and warps == 4:
+            continue
+        yield Launch({"BLOCK_M": m, "BLOCK_N": n, **switch}, warps, stage)
+
+
+class Setup:
+    """One attention call whose kernels can be launched with any configuration."""
+
+    def __init__(self, mask: masks.Mask, heads: int, dim: int, dtype: torch.dtype, device: torch.device) -> None:
+        g = torch.Generator(device=device).manual_seed(0)
+        shape = (1, mask.s_q, heads, dim)
+        self.q, self.k, self.v, self.dout = (
+            torch.randn(shape, device=device, dtype=dtype, generator=g) for _ in range(4)
+        )
+        self.mask = mask.to(device)
+        self.trials: dict[str, Callable[[Launch], Callable[[], None]]] = {}
+        original = impl._Call.launch  # noqa: SLF001 (the hook through which a search gets the launches)
+
+        def keep(call: Any, kernel: str, trial: Callable[[Launch], Callable[[], None]]) -> Launch:
+            self.trials[kernel] = trial
+            return original(call, kernel, trial)
+
+        impl._Call.launch = keep  # type: ignore[method-assign]  # noqa: SLF001
+        try:
+            keywords: dict[str, Any] = {"softmax_scale": dim**-0.5, "softcap": 0.0, "sink": None, "deterministic": True}
+            out, lse = impl.forward(self.q, self.k, self.v, self.mask, **keywords)
+            impl.backward(self.dout, None, self.q, self.k, self.v, out, lse, self.mask, **keywords)
+        finally:
+            impl._Call.launch = original  # type: ignore[method-assign]  # noqa: SLF001
+
+
+def benchmark_masks(s: int) -> dict[str, masks.Mask]:
+    """The masks to time on: long lists, short lists, and two intervals a column."""
+    lengths = [length * s // sum(DOCUMENTS) for length in DOCUMENTS]
+    lengths[-1] += s - sum(lengths)
+    return {
+        "full": masks.full(s),
+        "causal_doc": masks.causal_document(lengths),
+        "sliding": masks.sliding_window(s, window=s // 16),
+    }
+
+
+def median_ms(call: Callable[[], None], repeats: int) -> float:
+    """Median device time of a call, its launch hidden behind a sleep."""
+    call()
+    times = []
+    for _ in range(repeats):
+        torch.cuda._sleep(SLEEP_CYCLES)  # noqa: SLF001 (no public name)
+        start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+        start.record()
+        call()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end))
+    return sorted(times)[len(times) // 2]
+
+
+def items(kernels: list[str], dims: list[int]) -> list[tuple[str, int, Launch]]:
+    """Every (kernel, head dimension, configuration), all kernels advancing together so that a cut falls evenly."""
+    queues = [[(kernel, dim, launch) for launch in candidates(kernel, dim)] for dim in dims for kernel in kernels]
+    return [item for row in itertools.zip_longest(*queues) for item in row if item is not None]
+
+
+def too_large() -> tuple[type[Exception], ...]:
+    """What Triton raises for a configuration that the device cannot hold."""
+    from triton.compiler.errors import CompilationError
+    from triton.runtime.errors import OutOfResources, PTXASError
+
+    return (OutOfResources, PTXASError, CompilationError)
+
+
+def warm(args: argparse.Namespace) -> None:
+    """Compile every jobs-th configuration by running it on a small case."""
+    use_plan_builder()
+    index, count = map(int, args.shard.split("/"))
+    device = torch.device("cuda:0")
+    setups = {dim: Setup(masks.causal(256), 1, dim, torch.bfloat16, device) for dim in args.dims}
+    for kernel, dim, launch in items(args.kernels, args.dims)[index::count]:
+        try:
+            setups[dim].trials[kernel](launch)()
+            torch.cuda.synchronize()
+        except too_large():
+            continue
+
+
+def main() -> int:
+    """Compile, time, print."""
+    parser = argparse.ArgumentParser(description=__doc__)
+    parser.add_argument("--budget", type=float, default=240, help="seconds for all of it")
+    parser.add_argument("--dims", type=lambda t: [int(x) for x in t.split(",")], default=[128, 64])
+    parser.add_argument("--kernels", type=lambda t: t.split(","), default=["attn_fwd", "attn_bwd_kv", "attn_bwd_q"])
+    parser.add_argument("--jobs", type=int, default=16)
+    parser.add_argument("--s", type=int, default=8192)
+    parser.add_argument("--heads", type=int, default=32)
+    parser.add_argument("--repeats", type=int, default=5)
+    parser.add_argument("--out", default=os.environ.get("OUT", "build"))
+    parser.add_argument("--shard")
+    args = parser.parse_args()
+    if args.shard:
+        warm(args)
+        return 0
+    use_plan_builder()
+    begin = time.monotonic()
+    work = items(args.kernels, args.dims)
+    command = [sys.executable, __file__, "--dims", ",".join(map(str, args.dims)), "--kernels", ",".join(args.kernels)]
+    children = [
+        subprocess.Popen([*command, "--shard", f"{i}/{args.jobs}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
+        for i in range(args.jobs)
+    ]
+    for child in children:
+        left = args.budget * 0.7 - (time.monotonic() - begin)
+        try:
+            _, errors = child.communicate(timeout=max(1.0, left))
+            if child.returncode:
+                print(f"a compiling process ended with {child.returncode}: {errors.decode()[-500:]}")
+        except subprocess.TimeoutExpired:
+            child.kill()
+    print(f"compiled in {time.monotonic() - begin:.0f} s")
+    device = torch.device("cuda:0")
+    found: list[dict[str, Any]] = []
+    setups = {
+        (dim, name): Setup(mask, args.heads, dim, torch.bfloat16, device)
+        for dim in args.dims
+        for name, mask in benchmark_masks(args.s).items()
+    }
+    for done, (kernel, dim, launch) in enumerate(work):
+        if time.monotonic() - begin > args.budget:
+            print(f"out of time after {done} of {len(work)} configurations")
+            break
+        times: dict[str, float] = {}
+        try:
+            for (d, name), setup in setups.items():
+                if d == dim:
+                    times[name] = median_ms(setup.trials[kernel](launch), args.repeats)
+        except too_large():
+            continue
+        score = math.exp(sum(map(math.log, times.values())) / len(times))
+        found.append({"kernel": kernel, "dim": dim, "launch": launch.to_row(), "ms": times, "score": score})
+    out = Path(args.out)
+    out.mkdir(parents=True, exist_ok=True)
+    (out / "triton_tune.json").write_text(json.dumps(found, indent=1))
+    report(found, args)
+    print(f"{len(found)} configurations in {time.monotonic() - begin:.0f} s on {torch.cuda.get_device_name(0)}")
+    return 0
+
+
+def report(found: list[dict[str, Any]], args: argparse.Namespace) -> None:
+    """Print the eight best of each kernel and head dimension, and the default."""
+    for dim, kernel in itertools.product(args.dims, args.kernels):
+        switches = (0, 1) if kernel == "attn_bwd_kv" else (None,)
+        default = tuner.launch_of(
+            kernel, torch.device("cuda:0"), dtype=torch.bfloat16, size=dim, mode=1, trial=None
+        ).to_row()
+        for switch in switches:
+            rows = [
+                r for r in found if r["kernel"] == kernel and r["dim"] == dim and r["launch"].get("ATOMIC_DQ") == switch
+            ]
+            rows.sort(key=lambda r: r["score"])
+            print(
+                f"-- {kernel} D={dim}{'' if switch is None else f' ATOMIC_DQ={switch}'}: M N warps stages | ms "
+                + " ".join(rows[0]["ms"])
+                if rows
+                else f"-- {kernel} D={dim}: nothing ran"
+            )
+            shown = rows[:8] + [r for r in rows[8:] if r["launch"] == default]
+            for row in shown:
+                launch = row["launch"]
+                mark = " default" if launch == default else ""
+                print(
+                    f"{launch['BLOCK_M']:4d}{launch['BLOCK_N']:4d}{launch['num_warps']:3d}{launch['num_stages']:3d} | "
+                    + " ".join(f"{v:7.3f}" for v in row["ms"].values())
+                    + f" | {row['score']:.3f}{mark}"
+                )
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())
