@@ -38,11 +38,11 @@ static void softmax_tile(C* S, int64_t rows, int64_t r0, const TileMask<C>& mask
         const C base = now == (C)-INFINITY ? 0 : now;  // nothing seen yet: exp2(-inf - 0) = 0, not NaN
         Vec<C> sum{};
         for (int64_t j = 0; j < kTile; j += N) {
-            const Vec<C> p = exp2v(load(s + j) - base);
+            const Vec<C> p = exp2v<true>(load(s + j) - base);
             store(s + j, p);
             sum += p;
         }
-        const C a = old == now ? (C)1 : exp2v(splat(old - base))[0];
+        const C a = old == now ? (C)1 : exp2v<true>(splat(old - base))[0];
         l[i] = l[i] * a + hsum<C>(sum);
         m[i] = now;
         alpha[i] = a;

@@ -61,12 +61,21 @@ FM_INLINE void rest(int64_t m, int64_t K, const T* a, int64_t lda, const T* b, i
 template <class T, bool AT, bool ACC>
 static __attribute__((noinline)) void gemm(int64_t M, int64_t N, int64_t K, const T* a, int64_t lda, const T* b,
                                            int64_t ldb, int64_t panel, T* c, int64_t ldc) {
+    const int64_t row = AT ? 1 : lda;
+    if (K * N * (int64_t)sizeof(T) <= 20480) {  // all of B stays in the first-level cache: walk A and C once
+        int64_t i = 0;
+        for (; i + kMR <= M; i += kMR)
+            for (int64_t p = 0; p * kNR<T> < N; ++p)
+                micro<T, kMR, AT, ACC>(K, a + i * row, lda, b + p * panel, ldb, c + i * ldc + p * kNR<T>, ldc);
+        if (i == M) return;
+        a += i * row, c += i * ldc, M -= i;
+    }
     for (int64_t p = 0; p * kNR<T> < N; ++p) {
         const T* bp = b + p * panel;
         T* cp = c + p * kNR<T>;
         int64_t i = 0;
-        for (; i + kMR <= M; i += kMR) micro<T, kMR, AT, ACC>(K, AT ? a + i : a + i * lda, lda, bp, ldb, cp + i * ldc, ldc);
-        rest<T, AT, ACC, kMR - 1>(M - i, K, AT ? a + i : a + i * lda, lda, bp, ldb, cp + i * ldc, ldc);
+        for (; i + kMR <= M; i += kMR) micro<T, kMR, AT, ACC>(K, a + i * row, lda, bp, ldb, cp + i * ldc, ldc);
+        rest<T, AT, ACC, kMR - 1>(M - i, K, a + i * row, lda, bp, ldb, cp + i * ldc, ldc);
     }
 }
 

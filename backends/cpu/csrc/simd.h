@@ -52,9 +52,10 @@ FM_INLINE void store(T* p, Vec<T> v) {
 }
 template <class T>
 FM_INLINE Vec<T> splat(T x) {
-    return Vec<T>{} + x;
+    return x - Vec<T>{};  // unlike 0 + x, this is x for every x, and the compiler knows it: one broadcast
 }
 
+// The greater lane by lane; b where either is NaN.
 #if defined(__AVX512F__) && FM_VBYTES == 64
 FM_INLINE Vec<float> vmax(Vec<float> a, Vec<float> b) { return (Vec<float>)_mm512_max_ps((__m512)a, (__m512)b); }
 FM_INLINE Vec<double> vmax(Vec<double> a, Vec<double> b) { return (Vec<double>)_mm512_max_pd((__m512d)a, (__m512d)b); }
@@ -111,11 +112,13 @@ FM_METHOD float hsum<float>(Vec<float> v) {
 // 2^x. x = n + r with |r| <= 1/2 by adding and taking away 1.5 * 2^(mantissa bits), which leaves n in the low bits;
 // 2^r by a polynomial (float: degree 6, fitted for least relative error, 2e-9; double: the Taylor series to degree 13,
 // 4e-18). Below the smallest normal number, and at -inf, the result is exactly 0: a hidden key has no weight at all.
+// BOUNDED promises x <= 127 or NaN; without it larger arguments count as 127, so that nothing wraps round.
+template <bool BOUNDED = false>
 FM_INLINE Vec<float> exp2v(Vec<float> x) {
     using I = Int<float>;
     const Vec<float> magic = splat(12582912.0f);
-    x = x < -127.0f ? splat(-127.0f) : x;
-    x = x > 127.0f ? splat(127.0f) : x;  // no score exceeds its row's maximum; keeps a wild lse from wrapping round
+    x = vmax(splat(-127.0f), x);
+    if (!BOUNDED) x = x > 127.0f ? splat(127.0f) : x;
     const Vec<float> t = x + magic;
     const Vec<float> r = x - (t - magic);
     Vec<float> p = splat(0.00015353360611713995f);
@@ -128,11 +131,12 @@ FM_INLINE Vec<float> exp2v(Vec<float> x) {
     const I n = (I)t - (0x4b400000 - 127);
     return p * (Vec<float>)(n << 23);
 }
+template <bool BOUNDED = false>
 FM_INLINE Vec<double> exp2v(Vec<double> x) {
     using I = Int<double>;
     const Vec<double> magic = splat(6755399441055744.0);
-    x = x < -1023.0 ? splat(-1023.0) : x;
-    x = x > 1023.0 ? splat(1023.0) : x;
+    x = vmax(splat(-1023.0), x);
+    if (!BOUNDED) x = x > 1023.0 ? splat(1023.0) : x;
     const Vec<double> t = x + magic;
     const Vec<double> r = x - (t - magic);
     static const double c[14] = {1.0,

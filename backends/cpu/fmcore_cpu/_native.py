@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib
 import os
 from functools import lru_cache
-from pathlib import Path
 from types import ModuleType
 from typing import Any
 
@@ -13,11 +12,10 @@ import torch
 from torch import Tensor
 
 from fmcore.errors import InvalidInputError, UnsupportedError
+from fmcore_cpu import _build
 
-__all__ = ["DTYPES", "address", "build_failure", "compute_dtype", "isa", "kernels", "load_error", "rows_of", "threads", "use_isa"]
+__all__ = ["DTYPES", "address", "compute_dtype", "isa", "kernels", "load_error", "rows_of", "threads", "use_isa"]
 
-ISA_VARIABLE = "FMCORE_CPU_ISA"
-FAILURE_FILE = "_build_failure.txt"
 DTYPES = {torch.float32: 0, torch.float64: 1, torch.bfloat16: 2, torch.float16: 3}
 """dtype -> number in ``csrc/api.h``."""
 
@@ -28,11 +26,11 @@ def _load() -> tuple[ModuleType | None, str]:
         module = importlib.import_module("fmcore_cpu._kernels")
     except ImportError as error:
         return None, str(error)
-    wanted = os.environ.get(ISA_VARIABLE, "auto").strip() or "auto"
+    wanted = os.environ.get(_build.ISA_VARIABLE, "auto").strip() or "auto"
     try:
         module.set_isa(wanted)
     except ValueError as error:
-        return None, f"{ISA_VARIABLE}={wanted!r}: {error}"
+        return None, f"{_build.ISA_VARIABLE}={wanted!r}: {error}"
     return module, ""
 
 
@@ -49,14 +47,10 @@ def kernels() -> Any:
     """
     module, error = _load()
     if module is None:
-        raise UnsupportedError(f"the cpu backend's kernels cannot be used: {error}{build_failure()}")
+        failure = _build.failure()
+        built = f"; building them failed: {failure}" if failure else ""
+        raise UnsupportedError(f"the cpu backend's kernels cannot be used: {error}{built}")
     return module
-
-
-def build_failure() -> str:
-    """What the compiler said when the package was installed, as a clause to append, or an empty string."""
-    note = Path(__file__).with_name(FAILURE_FILE)
-    return f"; building them failed: {note.read_text(encoding='utf-8').strip()}" if note.exists() else ""
 
 
 def isa() -> str:
