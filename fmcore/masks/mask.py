@@ -25,8 +25,8 @@ _PLANES = {1: 2, 2: 4}
 class Mask:
     """Which query rows see which key columns, as at most two hidden row intervals per column.
 
-    Make one with a builder (``causal_document``), a converter (``from_dense``) or :func:`fmcore.masks.canonicalize`. A mask
-    never changes; ``==`` compares what it hides. Everything below is a plain attribute.
+    Make one with a builder (``causal_document``), a converter (``from_dense``) or :func:`fmcore.masks.canonicalize`. A
+    mask never changes; ``==`` compares what it hides. Everything below is a plain attribute.
 
     Attributes:
         s_q: Query rows.

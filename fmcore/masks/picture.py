@@ -17,7 +17,7 @@ if TYPE_CHECKING:
 
 __all__ = ["save_png", "to_text"]
 
-GLYPHS = {"unicode": " ▒█", "ascii": ".+#"}
+GLYPHS = {"unicode": "·▒█", "ascii": ".+#"}
 
 
 def to_text(mask: Mask, *, width: int = 64, batch: int = 0, head: int = 0, glyphs: str = "unicode") -> str:

@@ -160,8 +160,8 @@ def _hidden_of_ids(ids: Tensor, sequence: int, *, causal: bool) -> Tensor:
             column = 1 if causal and start == 0 and len(gaps) == 2 else start
             raise InvalidInputError(
                 f"column {column} (sequence {sequence}, document id {value}) needs "
-                f"{len(gaps) + (column > 0 and causal)} hidden intervals of rows, because the id returns after other documents; a mask has at most two per "
-                "column. Sort the tokens by document."
+                f"{len(gaps) + (column > 0 and causal)} hidden intervals of rows, because the id "
+                "returns after other documents; a mask has at most two per column. Sort the tokens by document."
             )
         for slot, (a, b) in zip((2, 0)[:room], gaps, strict=False):
             bounds[slot, span], bounds[slot + 1, span] = a, b

@@ -1,8 +1,8 @@
 """The plan of a mask by two kernels: what :func:`fmcore.masks.build_plan` uses on GPUs once this backend is loaded.
 
 The first kernel compares every column with every query tile's row range, exactly, and adds up the counts; the second
-compacts the lists and ranks the tiles by work. Every size is a host integer and nothing waits for the device, so a build
-can be captured in a graph. The class matrix, one byte per tile pair, lives for the time of the build.
+compacts the lists and ranks the tiles by work. Every size is a host integer and nothing waits for the device, so a
+build can be captured in a graph. The class matrix, one byte per tile pair, lives for the time of the build.
 """
 
 from __future__ import annotations
