@@ -12,6 +12,20 @@ from __future__ import annotations
 
 from fmcore.moe.api import combine, dispatch, layout
 from fmcore.moe.buffer import Buffer, EventOverlap
+from fmcore.moe.experts import Grouped, from_experts, to_experts
 from fmcore.ops.moe.types import DEFAULT_TIMEOUT, Dispatched, Handle, Layout
 
-__all__ = ["DEFAULT_TIMEOUT", "Buffer", "Dispatched", "EventOverlap", "Handle", "Layout", "combine", "dispatch", "layout"]
+__all__ = [
+    "DEFAULT_TIMEOUT",
+    "Buffer",
+    "Dispatched",
+    "EventOverlap",
+    "Grouped",
+    "Handle",
+    "Layout",
+    "combine",
+    "dispatch",
+    "from_experts",
+    "layout",
+    "to_experts",
+]
