@@ -48,7 +48,9 @@ class Null:
         def backward(dout: Any, dlse: Any, q: Any, k: Any, v: Any, *_: Any, **__: Any) -> Any:
             return q, k, v, None
 
-        registrar.impl("flashmask_attention", name="null", priority=self.priority, caps=Caps(), backward=backward)(forward)
+        registrar.impl("flashmask_attention", name="null", priority=self.priority, caps=Caps(), backward=backward)(
+            forward
+        )
 
 
 def clock(call: Callable[[], Any], repeats: int = 9) -> dict[str, float]:
@@ -71,7 +73,9 @@ def rivals(q: torch.Tensor, result: torch.Tensor) -> dict[str, Callable[[], Any]
         return lookup[torch.float32, 64](q, q, q, None, 0.1, False)
 
     @torch.library.custom_op("fmcore_bench::attention", mutates_args=())
-    def op(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, m: torch.Tensor | None, s: float, c: bool) -> torch.Tensor:
+    def op(
+        q: torch.Tensor, k: torch.Tensor, v: torch.Tensor, m: torch.Tensor | None, s: float, c: bool
+    ) -> torch.Tensor:
         return torch.empty_like(q)
 
     library = torch.library.Library("fmcore_bench_lib", "DEF")
@@ -90,7 +94,11 @@ def rivals(q: torch.Tensor, result: torch.Tensor) -> dict[str, Callable[[], Any]
 def subprocess_ms(code: str, repeats: int = 5, env: dict[str, str] | None = None) -> float:
     """Median over fresh interpreters of a time that the code prints."""
     found = [
-        float(subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env).stdout.split()[-1])
+        float(
+            subprocess.run(
+                [sys.executable, "-c", code], capture_output=True, text=True, check=True, env=env
+            ).stdout.split()[-1]
+        )
         for _ in range(repeats)
     ]
     return statistics.median(found)
@@ -123,7 +131,9 @@ def main() -> None:
     mask = fm.masks.causal_document([10, 6])
     fm.register_backend(Null("null", (out, lse)))
     rows: dict[str, dict[str, float]] = {name: clock(call, repeats) for name, call in rivals(q, out).items()}
-    rows["public call, named backend"] = clock(lambda: fm.flashmask_attention(q, q, q, mask=mask, backend="null"), repeats)
+    rows["public call, named backend"] = clock(
+        lambda: fm.flashmask_attention(q, q, q, mask=mask, backend="null"), repeats
+    )
     with fm.use("null"):
         rows["public call, use()"] = clock(lambda: fm.flashmask_attention(q, q, q, mask=mask), repeats)
     fm.set_policy("null")
@@ -141,7 +151,9 @@ def main() -> None:
     for plugins in (4, 16):
         for index in range(plugins - 1 if plugins == 4 else plugins - 4):
             fm.register_backend(Null(f"pad{plugins}_{index}", (out, lse), priority=-1))
-        rows[f"public call, {plugins} more plugins"] = clock(lambda: fm.flashmask_attention(q, q, q, mask=mask), repeats)
+        rows[f"public call, {plugins} more plugins"] = clock(
+            lambda: fm.flashmask_attention(q, q, q, mask=mask), repeats
+        )
         rows[f"cold resolve, {plugins} more plugins"] = clock(cold, repeats)
     compiled = torch.compile(lambda x: fm.flashmask_attention(x, x, x, mask=mask), backend="aot_eager", fullgraph=True)
     with torch.no_grad():
@@ -149,7 +161,10 @@ def main() -> None:
         rows["compiled call (aot_eager)"] = clock(lambda: compiled(q), repeats)
     milliseconds = {}
     if not options.quick:
-        milliseconds = {"import fmcore": subprocess_ms(IMPORT), "import fmcore, 500 distributions": many_distributions(500)}
+        milliseconds = {
+            "import fmcore": subprocess_ms(IMPORT),
+            "import fmcore, 500 distributions": many_distributions(500),
+        }
     unit = rows["dict look-up + call"]["min_us"]
     print(f"{'':34}{'min us':>10}{'median us':>12}{'x dict':>9}")
     for name, row in rows.items():

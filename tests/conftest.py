@@ -109,7 +109,9 @@ class MadePlugin:
     @hookimpl
     def fmcore_register_impls(self, registrar: Any) -> None:
         backward = self.backward if self.with_backward else None
-        registrar.impl("flashmask_attention", name="dense", caps=self.caps, priority=self.priority, backward=backward)(self.forward)
+        registrar.impl("flashmask_attention", name="dense", caps=self.caps, priority=self.priority, backward=backward)(
+            self.forward
+        )
 
     def forward(self, q: Any, k: Any, v: Any, mask: Any, *, softmax_scale: float, **_: Any) -> Any:
         self.forwards += 1
@@ -123,7 +125,9 @@ class MadePlugin:
         weights = torch.exp(scores - lse[..., None].nan_to_num(neginf=0.0))
         return torch.einsum("bhij,bjhd->bihd", weights, v).contiguous(), lse
 
-    def backward(self, dout: Any, dlse: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, mask: Any, **options: Any) -> Any:
+    def backward(
+        self, dout: Any, dlse: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, mask: Any, **options: Any
+    ) -> Any:
         self.backwards += 1
         with torch.enable_grad():
             leaves = [t.detach().requires_grad_() for t in (q, k, v)]

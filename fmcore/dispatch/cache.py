@@ -78,7 +78,9 @@ class CacheDir:
         except (ValueError, KeyError, TypeError, OSError, FmcoreError) as error:
             if str(path) not in _warned:
                 _warned.add(str(path))
-                warnings.warn(f"cache file {path} is ignored: {error}; delete it to be rid of this", ConfigWarning, stacklevel=2)
+                warnings.warn(
+                    f"cache file {path} is ignored: {error}; delete it to be rid of this", ConfigWarning, stacklevel=2
+                )
             return None
 
     def store(self, key: Mapping[str, Any], value: Any) -> None:
@@ -111,6 +113,10 @@ def _canonical(key: Mapping[str, Any]) -> str:
 def _refuse_foreign(path: Path) -> None:
     found = path.stat()
     if found.st_uid != os.getuid():
-        raise FmcoreError(f"cache {path} belongs to user {found.st_uid}, not to {os.getuid()}; choose another FMCORE_CACHE_DIR")
+        raise FmcoreError(
+            f"cache {path} belongs to user {found.st_uid}, not to {os.getuid()}; choose another FMCORE_CACHE_DIR"
+        )
     if found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-        raise FmcoreError(f"cache {path} can be written by others (mode {stat.S_IMODE(found.st_mode):o}); run `chmod go-w {path}`")
+        raise FmcoreError(
+            f"cache {path} can be written by others (mode {stat.S_IMODE(found.st_mode):o}); run `chmod go-w {path}`"
+        )

@@ -150,7 +150,9 @@ def parse(text: str, where: str) -> tuple[BackendMeta, ...]:
     return tuple(_backend(table, where) for table in tables)
 
 
-def _backend(table: Mapping[str, Any], where: str) -> BackendMeta:
+def _backend(table: Any, where: str) -> BackendMeta:
+    if not isinstance(table, Mapping):
+        raise PluginError(f"{where}: backend = {table!r} is no table; write [[backend]] and its fields below")
     known = {"name", "vendor", "band", "spec_version", "shallow", "env", "docs"}
     for name in ("name", "vendor", "band", "spec_version", "shallow"):
         if name not in table:
@@ -162,17 +164,34 @@ def _backend(table: Mapping[str, Any], where: str) -> BackendMeta:
         raise PluginError(
             f"{where}: [[backend]] {table['name']!r} has unknown fields {unknown}; known are {sorted(known)}"
         )
+    for name in ("name", "vendor", "band", "spec_version", "docs"):
+        if not isinstance(table.get(name, ""), str):
+            raise PluginError(f"{where}: {name} = {table[name]!r} must be text")
+    for name in ("shallow", "env"):
+        entries = table.get(name, [])
+        if not isinstance(entries, list) or not all(isinstance(entry, Mapping) for entry in entries):
+            raise PluginError(f"{where}: {name} = {entries!r} must be a list of tables")
     if table["band"] not in BANDS[:3]:
         raise PluginError(f"{where}: band {table['band']!r} is none of {', '.join(BANDS[:3])}")
     rules = tuple(_rule(rule, where) for rule in table["shallow"])
     if not rules:
         raise PluginError(f'{where}: shallow is empty; use [{{kind = "always"}}] for a backend that needs no device')
-    variables = tuple(EnvVar(**variable) for variable in table.get("env", ()))
+    variables = tuple(_variable(variable, where) for variable in table.get("env", ()))
     meta = BackendMeta(
         table["name"], table["vendor"], table["band"], table["spec_version"], rules, variables, table.get("docs", "")
     )
     meta.accepts_spec()
     return meta
+
+
+def _variable(entry: Mapping[str, Any], where: str) -> EnvVar:
+    unknown = sorted(set(entry) - {"name", "type", "default", "doc"})
+    if unknown or not str(entry.get("name", "")).startswith("FMCORE_"):
+        raise PluginError(
+            f"{where}: env entry {dict(entry)} is not understood; it has a name that starts with FMCORE_, "
+            "and may have type, default and doc"
+        )
+    return EnvVar(**{name: str(value) for name, value in entry.items()})
 
 
 def _rule(rule: Mapping[str, Any], where: str) -> ShallowRule:
@@ -182,8 +201,17 @@ def _rule(rule: Mapping[str, Any], where: str) -> ShallowRule:
             f"{where}: shallow rule {dict(rule)} is not understood; "
             f"kinds are {', '.join(SHALLOW_KINDS)}, fields any and contains"
         )
-    if kind != "always" and not rule.get("any"):
+    names = rule.get("any", [])
+    if not isinstance(names, list) or not all(isinstance(name, str) for name in names):
+        raise PluginError(f"{where}: shallow rule {dict(rule)}: 'any' must be a list of texts")
+    if kind != "always" and not names:
         raise PluginError(f"{where}: shallow rule {dict(rule)} needs a non-empty list 'any'")
+    try:
+        re.compile(str(rule.get("contains", "")))
+    except re.error as error:
+        raise PluginError(
+            f"{where}: shallow rule {dict(rule)}: 'contains' is no regular expression: {error}"
+        ) from error
     return ShallowRule(str(kind), tuple(rule.get("any", ())), str(rule.get("contains", "")))
 
 
@@ -206,7 +234,11 @@ def read_package(package: str) -> tuple[BackendMeta, ...]:
     for folder in spec.submodule_search_locations:
         path = Path(folder) / FILE_NAME
         if path.is_file():
-            return parse(path.read_text(encoding="utf-8"), str(path))
+            try:
+                text = path.read_text(encoding="utf-8")
+            except UnicodeDecodeError as error:
+                raise PluginError(f"{path} is not UTF-8: {error}") from error
+            return parse(text, str(path))
     raise PluginError(
         f"package {package!r} has no {FILE_NAME}; add it as package data with one [[backend]] table per backend"
     )

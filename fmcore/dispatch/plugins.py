@@ -53,6 +53,7 @@ class PluginManager:
         self.env = env or ProbeEnv()
         self.plugins: list[Plugin] = []
         self.failures: dict[str, Backend] = {}
+        self._unread: dict[str, Backend] = {}
         self.discovered = False
         self.manager = pluggy.PluginManager(hookspecs.PROJECT)
         self.manager.add_hookspecs(hookspecs.Hooks)
@@ -112,11 +113,17 @@ class PluginManager:
         other = REGISTRY.snapshot.backends.get(point.name)
         if other is None:
             REGISTRY.put_backend(backend)
+            self._unread[point.name] = backend
         else:
             self.failures[f"{point.name} ({distribution})"] = backend
 
     def _admit(self, plugin: Plugin, meta: BackendMeta) -> None:
         other = REGISTRY.snapshot.backends.get(meta.name)
+        unread = self._unread.pop(meta.name, None)
+        if unread is not None and unread.state == "broken":
+            # An entry point whose metadata cannot be read has no right to a backend's name.
+            self.failures[f"{meta.name} ({unread.distribution})"] = unread
+            other = None
         if other is not None and other.state != "blocked":
             reason = (
                 f"two distributions declare backend {meta.name!r}: {other.distribution} and {plugin.distribution}; "
@@ -126,7 +133,10 @@ class PluginManager:
             return
         if not meta.accepts_spec():
             have = ".".join(map(str, hookspecs.SPEC_VERSION))
-            reason = f"written for plugin API {meta.spec_version}, this fmcore has {have}; install a matching version of {plugin.distribution}"
+            reason = (
+                f"written for plugin API {meta.spec_version}, this fmcore has {have}; "
+                f"install a matching version of {plugin.distribution}"
+            )
             self._put(plugin, meta, "unavailable", reason)
             return
         likely, evidence = meta.look(self.env)
@@ -210,9 +220,9 @@ class PluginManager:
                 if plugin.module is None:
                     plugin.module = importlib_metadata.EntryPoint(plugin.name, plugin.value, GROUP).load()
                 if not self.manager.is_registered(plugin.module):
-                    self.manager.register(plugin.module, name=f"{plugin.distribution}:{plugin.name}")
+                    self.manager.register(plugin.module, name="+".join(meta.name for meta in plugin.metas))
                 reports = self._probe(plugin, live)
-        except Exception as error:  # noqa: BLE001 (the guarded place: whatever a plugin raises is its own state, not the host's)
+        except (Exception, SystemExit) as error:  # noqa: BLE001 (the guarded place: whatever a plugin raises is its own state, not the host's)
             for meta in live:
                 self._put(
                     plugin,
@@ -255,7 +265,7 @@ class PluginManager:
                     self._call(
                         plugin, "fmcore_register_impls", registrar=registrar, spec_version=hookspecs.SPEC_VERSION
                     )
-            except Exception:  # noqa: BLE001 (the guarded place: what was registered before stays, the failure is shown)
+            except (Exception, SystemExit):  # noqa: BLE001 (the guarded place: what was registered before stays, the failure is shown)
                 for name in usable:
                     registrar.broken.append(BrokenImpl("*", name, "fmcore_register_impls", traceback.format_exc()))
             REGISTRY.add_impls(registrar.impls, registrar.broken)

@@ -31,6 +31,11 @@ def traced() -> bool:
     return torch.compiler.is_compiling() or _dispatch_modes() > 0 or _functorch_top() is not None
 
 
+def transformed() -> bool:
+    """Whether a torch.func transform (grad, vmap, jvp) is active."""
+    return _functorch_top() is not None
+
+
 def plain(tensors: Sequence[Any]) -> bool:
     """Whether all are ordinary tensors; None counts as one."""
     return all(t is None or type(t) in _PLAIN for t in tensors)

@@ -14,6 +14,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from fmcore.dispatch.registry import REGISTRY, Impl
+from fmcore.dispatch.tensors import transformed
 from fmcore.errors import UnsupportedError
 
 if TYPE_CHECKING:
@@ -45,6 +46,19 @@ def impl_by_id(op: str, impl_id: str) -> Impl:
     return found
 
 
+def refuse_transforms(op: str, impl: Impl) -> None:
+    """Raise UnsupportedError under torch.func: kernels with their own backward cannot be transformed.
+
+    Raises:
+        UnsupportedError: A torch.func transform is active.
+    """
+    if transformed():
+        raise UnsupportedError(
+            f"{op}: called under a torch.func transform (grad, vmap, jvp), and {impl.id} is a kernel with its own backward, "
+            "which torch.func cannot transform; use torch.autograd.grad, or call it outside the transform"
+        )
+
+
 def define(spec: OpSpec, resolve: Resolver) -> None:
     """Register the outer and the inner ops of ``spec``.
 
@@ -63,6 +77,7 @@ def define(spec: OpSpec, resolve: Resolver) -> None:
         impl = resolve(tensors, params, backend)
         if impl.autograd != "paired":
             return impl.fn(*tensors, **params)
+        refuse_transforms(spec.name, impl)
         return getattr(torch.ops.fmcore, forward_name)(*tensors, *values, impl.id)
 
     LIBRARY.impl(spec.torch_name, _keyword_proof(outer, count, names), "CompositeImplicitAutograd")

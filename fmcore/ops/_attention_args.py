@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import math
-from functools import lru_cache
+from collections.abc import Callable
+from functools import lru_cache, wraps
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 from fmcore import masks
-from fmcore.dispatch.tensors import dtype_name
+from fmcore.dispatch.tensors import dtype_name, traced
 from fmcore.errors import InvalidInputError
 
 if TYPE_CHECKING:
@@ -100,16 +101,27 @@ def check_mask(mask: Any, b: int, s_q: int, s_k: int, h_q: int, h_kv: int) -> No
         )
 
 
-@lru_cache(maxsize=256)
+def _kept(build: Callable[..., Mask]) -> Callable[..., Mask]:
+    """Keep one mask per shape, so that its plan is kept; but none that was built of a trace's fake tensors."""
+    keep = lru_cache(maxsize=256)(build)
+
+    @wraps(build)
+    def choose(*shape: int, causal: bool) -> Mask:
+        return build(*shape, causal=causal) if traced() else keep(*shape, causal=causal)
+
+    return choose
+
+
+@_kept
 def plain_mask(s_q: int, s_k: int, *, causal: bool) -> Mask:
-    """Return the full or the causal mask, one object per shape so that its plan is kept."""
+    """Return the full or the causal mask."""
     return masks.causal(s_q, s_k) if causal else masks.full(s_q, s_k)
 
 
-@lru_cache(maxsize=64)
+@_kept
 def window_mask(s_q: int, s_k: int, left: int, right: int, *, causal: bool) -> Mask:
-    """Return a window mask, one object per shape and width."""
-    return masks.sliding_window(s_q, s_k, (left, right), causal=causal)
+    """Return the mask of a ``window_size``."""
+    return masks.from_window((left, right), s_q, s_k, causal=causal)
 
 
 def window_pair(window_size: Any) -> tuple[int, int]:
@@ -155,7 +167,7 @@ def as_mask(
         return mask  # type: ignore[no-any-return]
     if window_size is not None:
         left, right = window_pair(window_size)
-        return window_mask(s_q, s_k, left, right, causal=causal)
+        return window_mask(int(s_q), int(s_k), left, right, causal=causal)
     if startend_row_indices is None:
         return plain_mask(s_q, s_k, causal=causal)
     built = check_bounds(startend_row_indices, s_q, s_k, causal=causal, b=b, h_q=h_q, h_kv=h_kv, device=device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -11,7 +12,8 @@ from fmcore import masks
 from fmcore.dispatch import policy, table
 from fmcore.dispatch.registry import Impl
 from fmcore.dispatch.tensors import wants_grad
-from fmcore.dispatch.torch_ops import LIBRARY, NAMESPACE, impl_by_id
+from fmcore.dispatch.torch_ops import LIBRARY, NAMESPACE, impl_by_id, refuse_transforms
+from fmcore.ops._once import sealed
 from fmcore.ops import _attention_args as arguments
 from fmcore.ops._attention_spec import SPEC, features
 
@@ -44,13 +46,14 @@ class Paired(torch.autograd.Function):
         return out, lse
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, dout: Any, dlse: Any) -> Any:
         if dout is None and dlse is None:
             return (None,) * 9
         q, k, v, sink, out, lse = ctx.saved_tensors
         dout = torch.zeros_like(out) if dout is None else dout
-        found = ctx.impl.backward(dout, dlse, q, k, v, out, lse, ctx.mask, sink=sink, **ctx.scalars)
+        with torch.no_grad():
+            found = ctx.impl.backward(dout, dlse, q, k, v, out, lse, ctx.mask, sink=sink, **ctx.scalars)
+        found = sealed(SPEC.name, found, (q, k, v, sink, dout, dlse))
         return (
             None,
             None,
@@ -59,6 +62,28 @@ class Paired(torch.autograd.Function):
             None,
             *(g if need else None for g, need in zip(found, ctx.needs_input_grad[5:], strict=True)),
         )
+
+
+@dataclass(frozen=True, slots=True)
+class Unbuilt:
+    """A full or causal mask while a call is traced: lengths may be symbolic, so nothing of their size is built."""
+
+    s_q: Any
+    s_k: Any
+    is_causal_only: bool
+    heads: int = 1
+    mode: int = 1
+    block_mask: None = None
+
+    @property
+    def is_full(self) -> bool:
+        """Whether nothing is hidden."""
+        return not self.is_causal_only
+
+    @property
+    def kind(self) -> str:
+        """The mask's tag."""
+        return "causal" if self.is_causal_only else "full"
 
 
 def autocast(q: torch.Tensor, k: torch.Tensor, v: torch.Tensor) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
@@ -119,7 +144,8 @@ def _outer(
     b, s_q, h_q, d = q.shape
     s_k, h_kv = k.shape[1], k.shape[2]
     given = _mask(q, k, planes, block_mask, mode, kind) if kind else None
-    mask = arguments.as_mask(
+    stated = bounds is not None or given is not None or window is not None
+    mask = Unbuilt(s_q, s_k, causal) if not stated else arguments.as_mask(
         s_q, s_k, bounds, given, causal=causal, window_size=None if window is None else tuple(window),
         b=b, h_q=h_q, h_kv=h_kv, device=q.device,
     )  # fmt: skip
@@ -127,7 +153,10 @@ def _outer(
     impl = _choose(q, k, v, sink, mask, softcap, backend, demanded)
     scale = 1.0 / math.sqrt(d) if softmax_scale is None else softmax_scale
     if impl.autograd != "paired":
+        if isinstance(mask, Unbuilt):
+            mask = arguments.plain_mask(int(s_q), int(s_k), causal=causal)
         return impl.fn(q, k, v, mask, softmax_scale=scale, softcap=softcap, sink=sink, deterministic=demanded)
+    refuse_transforms(SPEC.name, impl)
     lean = (mask.is_full or mask.is_causal_only) and mask.block_mask is None
     columns = None if lean else mask.planes_on(q.device)
     return torch.ops.fmcore.flashmask_attention_forward(

@@ -48,7 +48,9 @@ class BoundAttention:
         if found is None or found[2] is not mask:
             return self._first(seen, query, key, value, mask)
         impl, scale, _ = found
-        return impl.fn(query, key, value, mask, softmax_scale=scale, softcap=0.0, sink=None, deterministic=deterministic)[0]
+        return impl.fn(
+            query, key, value, mask, softmax_scale=scale, softcap=0.0, sink=None, deterministic=deterministic
+        )[0]
 
     def _first(self, seen: Any, query: Any, key: Any, value: Any, mask: Any) -> Any:
         """Validate and resolve by the public function, and remember the outcome."""

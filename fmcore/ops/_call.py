@@ -13,6 +13,7 @@ from fmcore.dispatch.devices import lookup
 from fmcore.dispatch.registry import REGISTRY, Impl
 from fmcore.dispatch.request import Request
 from fmcore.errors import InvalidInputError
+from fmcore.ops._once import sealed
 from fmcore.ops._spec import OpSpec
 
 _defined: set[str] = set()
@@ -145,11 +146,12 @@ class _Paired(torch.autograd.Function):
         return result
 
     @staticmethod
-    @torch.autograd.function.once_differentiable
     def backward(ctx: Any, *grads: Any) -> Any:
         if all(grad is None for grad in grads):
             return (None,) * (3 + ctx.count)
         saved = ctx.saved_tensors
         inputs, outputs = saved[: ctx.count], saved[ctx.count :]
-        found = ctx.impl.backward(grads, inputs, outputs, **ctx.params)
+        with torch.no_grad():
+            found = ctx.impl.backward(grads, inputs, outputs, **ctx.params)
+        found = sealed(ctx.impl.op, found, (*inputs, *grads))
         return (None, None, None, *(g if n else None for g, n in zip(found, ctx.needs_input_grad[3:], strict=True)))

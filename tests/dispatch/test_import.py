@@ -14,7 +14,9 @@ import fmcore
 
 def run(code: str, **env: str) -> str:
     clean = {k: v for k, v in os.environ.items() if not k.startswith("FMCORE_")}
-    done = subprocess.run([sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, env={**clean, **env}, timeout=120)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", "-c", code], capture_output=True, text=True, env={**clean, **env}, timeout=120
+    )
     assert done.returncode == 0, done.stderr
     return done.stdout.strip()
 
@@ -55,7 +57,12 @@ def test_children_forked_after_import_can_choose_their_device():
 
 def test_ops_are_registered_at_import_when_torch_is_there_already():
     assert run("import torch, fmcore; print(hasattr(torch.ops.fmcore, 'flashmask_attention'))") == "True"
-    assert run("import fmcore, torch, fmcore.ops; fmcore.ops.define_all(); print(hasattr(torch.ops.fmcore, 'flashmask_attention'))") == "True"
+    assert (
+        run(
+            "import fmcore, torch, fmcore.ops; fmcore.ops.define_all(); print(hasattr(torch.ops.fmcore, 'flashmask_attention'))"
+        )
+        == "True"
+    )
 
 
 def test_without_torch_the_names_say_what_to_install():
@@ -80,14 +87,18 @@ def test_the_allow_list_blocks_the_others():
 
 def test_an_unknown_variable_warns_with_the_nearest_name():
     clean = {k: v for k, v in os.environ.items() if not k.startswith("FMCORE_")}
-    done = subprocess.run([sys.executable, "-c", "import fmcore"], capture_output=True, text=True, env={**clean, "FMCORE_BAKEND": "torch"})
+    done = subprocess.run(
+        [sys.executable, "-c", "import fmcore"], capture_output=True, text=True, env={**clean, "FMCORE_BAKEND": "torch"}
+    )
     assert "FMCORE_BAKEND is not known" in done.stderr
     assert "did you mean FMCORE_BACKEND?" in done.stderr
 
 
 def test_a_malformed_variable_is_an_error_that_names_it():
     clean = {k: v for k, v in os.environ.items() if not k.startswith("FMCORE_")}
-    done = subprocess.run([sys.executable, "-c", "import fmcore"], capture_output=True, text=True, env={**clean, "FMCORE_STRICT": "maybe"})
+    done = subprocess.run(
+        [sys.executable, "-c", "import fmcore"], capture_output=True, text=True, env={**clean, "FMCORE_STRICT": "maybe"}
+    )
     assert "FMCORE_STRICT='maybe' is not a yes or no" in done.stderr
 
 
@@ -101,7 +112,10 @@ def test_public_names_are_exactly_all():
 
 def test_a_trace_file_gets_one_line_per_decision(tmp_path):
     trace = tmp_path / "trace.jsonl"
-    run("import torch, fmcore as fm\nx = torch.ones(1, 4, 1, 8)\nfor _ in range(3): fm.flashmask_attention(x, x, x)", FMCORE_TRACE=str(trace))
+    run(
+        "import torch, fmcore as fm\nx = torch.ones(1, 4, 1, 8)\nfor _ in range(3): fm.flashmask_attention(x, x, x)",
+        FMCORE_TRACE=str(trace),
+    )
     lines = [json.loads(line) for line in trace.read_text().splitlines()]
     assert len(lines) == 1
     assert lines[0]["request"]["op"] == "flashmask_attention"
