@@ -33,21 +33,24 @@ def values(dtype: torch.dtype, *shape: int, seed: int = 0) -> torch.Tensor:
 def _binary(dtype):
     a, b = values(dtype, 3, 4), values(dtype, 3, 4, seed=1)
     b[0] = a[0]
-    return [
-        ((a, b), {}),
-        ((a, values(dtype, 4)), {}),
-        ((a.mT, values(dtype, 4, 1)), {}),
-        ((values(dtype), values(dtype, 0)), {}),
-    ]
+    pairs = [(a, b), (a, values(dtype, 4)), (a.mT, values(dtype, 4, 1)), (values(dtype), values(dtype, 0))]
+    pairs += [(v, values(dtype, *v.shape, seed=4)) for v in views(dtype)]
+    return [(pair, {}) for pair in pairs]
+
+
+def views(dtype):
+    """One matrix behind every kind of view: strided, expanded, transposed, and torch's lazy conjugate and negative."""
+    x = values(dtype, 4, 6)
+    found = [x[::2, ::3], x[:, :1].expand(4, 3), x.mT, x[:, 2:].mT[1:]]
+    if dtype.is_complex:
+        found.append(x.conj())
+    if dtype in (torch.float32, torch.float64):
+        found.append(values(COMPLEX_OF[dtype], 4, 6).conj().imag)
+    return found
 
 
 def _unary(dtype):
-    return [
-        ((values(dtype, 3, 5),), {}),
-        ((values(dtype, 4, 6)[::2, ::3],), {}),
-        ((values(dtype),), {}),
-        ((values(dtype, 2, 0),), {}),
-    ]
+    return [((x,), {}) for x in (values(dtype, 3, 5), values(dtype), values(dtype, 2, 0), *views(dtype))]
 
 
 def _shift(dtype):
@@ -59,6 +62,7 @@ def _fold(dtype, *, empty=True, **more):
     x = values(dtype, 3, 4, 5)
     calls = [((x,), {"axis": a, "keepdims": k} | more) for a in (None, 0, -1, (0, 2), ()) for k in (False, True)]
     calls += [((x.permute(2, 0, 1)[::2],), {"axis": (1, -1)} | more), ((values(dtype),), dict(more))]
+    calls += [((v,), {"axis": a} | more) for v in views(dtype) for a in (0, 1)]
     return calls + ([((values(dtype, 2, 0),), {"axis": 1} | more)] if empty else [])
 
 
@@ -153,7 +157,10 @@ def calls(name: str, dtype: torch.dtype) -> list[tuple[tuple, dict]]:
         "cumulative_sum": _scan,
         "matmul": _matmul,
         "grouped_matmul": _grouped,
-        "softmax": lambda d: [((values(d, 3, 4, 5),), {"axis": a}) for a in (0, 1, -1)] + [((values(d, 0, 3),), {})],
+        "softmax": lambda d: (
+            [((values(d, 3, 4, 5),), {"axis": a}) for a in (0, 1, -1)]
+            + [((v,), {}) for v in (values(d, 0, 3), *views(d))]
+        ),
         "log_softmax": lambda d: (
             [((values(d, 3, 4, 5),), {"axis": a}) for a in (0, 1, -1)] + [((values(d, 3, 0),), {})]
         ),
@@ -190,6 +197,8 @@ def check(name: str, result: object, reference: object, tensors: tuple, params: 
     for r, w, (shape, dtype) in zip(results, references, op.meta(*tensors, **params), strict=True):
         assert (tuple(r.shape), r.dtype, tuple(w.shape)) == (tuple(shape), dtype, tuple(shape))
         assert r.is_contiguous()
+        assert not r.is_conj()
+        assert not r.is_neg()
         if r.numel() == 0:
             continue
         if not (dtype.is_floating_point or dtype.is_complex):

@@ -27,6 +27,28 @@ def test_a_running_sum_in_half_does_not_stall(dtype):
     assert ((got - torch.arange(1.0, 6001)).abs() <= U[dtype] * got).all()
 
 
+@pytest.mark.parametrize("name", ["sum", "prod", "cumulative_sum"])
+@pytest.mark.parametrize(
+    ("source", "target"),
+    [
+        (torch.bool, torch.int8),
+        (torch.bool, torch.float32),
+        (torch.int8, torch.int8),
+        (torch.int64, torch.int32),
+        (torch.int32, torch.float16),
+        (torch.bfloat16, torch.float32),
+        (torch.float32, torch.float64),
+        (torch.float64, torch.bfloat16),
+        (torch.float32, torch.complex64),
+        (torch.complex64, torch.complex128),
+    ],
+)
+def test_an_asked_dtype(name, source, target, against_oracle):
+    x = (torch.arange(24).reshape(4, 6) % 5 - 2).to(source)
+    result = against_oracle(name, (x,), {"axis": 1, "dtype": target})
+    assert result.dtype == target
+
+
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_matmul_accumulates_wider_than_half(dtype):
     g = torch.Generator().manual_seed(1)

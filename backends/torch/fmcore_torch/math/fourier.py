@@ -13,7 +13,7 @@ if TYPE_CHECKING:
 
 def _transform(fn: Callable[..., Tensor]) -> Callable[..., Tensor]:
     def op(x: Tensor, *, n: int, axis: int, norm: str) -> Tensor:
-        return fn(x, n=n, dim=axis, norm=norm)
+        return fn(x, n=n, dim=axis, norm=norm).resolve_conj()  # ifft of a real array is lazily conjugated
 
     return op
 
