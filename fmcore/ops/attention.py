@@ -24,6 +24,7 @@ __all__ = ["SPEC", "SPECS", "define", "explain_call", "flashmask_attention"]
 _PLAIN = facts._PLAIN  # noqa: SLF001 (one set of plain tensor types for the whole engine)
 _STATE = table.STATE
 _FLOATS = arguments.FLOATS
+_STRIDED = torch.strided
 _any_autocast = torch._C._is_any_autocast_enabled  # noqa: SLF001 (no public way that costs less than the device's name)
 _deterministic = torch.are_deterministic_algorithms_enabled
 _compiling = torch.compiler.is_compiling
@@ -91,13 +92,14 @@ def flashmask_attention(
     if _modes() or _functorch() is not None or _any_autocast():
         return _through_torch(query, key, value, startend_row_indices, mask, causal, softmax_scale, window_size, softcap, sink, return_softmax_lse, deterministic, backend)  # fmt: skip
     q_shape, k_shape, v_shape = query.shape, key.shape, value.shape
-    dtype = query.dtype
+    dtype, device = query.dtype, query.device
     if (
         len(q_shape) != 4 or len(k_shape) != 4 or len(v_shape) != 4
         or k_shape[:3] != v_shape[:3] or q_shape[0] != k_shape[0] or q_shape[3] != k_shape[3]
         or key.dtype != dtype or value.dtype != dtype or dtype not in _FLOATS or not q_shape[3] or not v_shape[3]
         or not k_shape[2] or not q_shape[2] or q_shape[2] % k_shape[2]
-        or key.get_device() != query.get_device() or value.get_device() != query.get_device()
+        or key.device != device or value.device != device
+        or query.layout is not _STRIDED or key.layout is not _STRIDED or value.layout is not _STRIDED
     ):  # fmt: skip
         arguments.check_tensors(query, key, value)
     b, s_q, h_q, d = q_shape
@@ -126,8 +128,8 @@ def flashmask_attention(
     capturing = query.is_cuda and facts.capturing("cuda")
     contiguous = query.is_contiguous() and key.is_contiguous() and value.is_contiguous()
     table_key = (
-        number, backend, dtype, query.device, d, dv, h_q // h_kv, mask.mode, mask.kind, mask.heads if mask.heads == 1 else mask.heads == h_kv,
-        mask.block_mask is None, softcap > 0, sink is None, needs_grad, deterministic, capturing,
+        number, backend, dtype, device, d, dv, h_q // h_kv, mask.mode, mask.kind, mask.heads if mask.heads == 1 else mask.heads == h_kv,
+        mask.block_mask is None, softcap > 0, sink if sink is None else sink.dtype, needs_grad, deterministic, capturing,
         contiguous, not (b and s_q and s_k),
     )  # fmt: skip
     impl = _STATE.entries.get(table_key)
