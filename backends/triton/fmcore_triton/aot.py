@@ -17,6 +17,11 @@ from triton.compiler import ASTSource
 
 from fmcore_triton.kernels.attn_bwd import attn_bwd_kv, attn_bwd_q, attn_bwd_rows
 from fmcore_triton.kernels.attn_fwd import attn_fwd
+from fmcore_triton.kernels.gate import gate_backward, gate_forward
+from fmcore_triton.kernels.norm import rms_backward, rms_forward
+from fmcore_triton.kernels.rotary import rotate, rotate_tables
+from fmcore_triton.kernels.rows import rows_backward, rows_forward
+from fmcore_triton.kernels.swiglu import swiglu_backward, swiglu_forward
 from fmcore_triton.launch import Launch, default_launch, family_of
 
 TARGETS = {
@@ -34,7 +39,9 @@ DTYPES = {"bf16": 16, "fp16": 16, "fp32": 32}
 _FIXED = {
     **dict.fromkeys(("lse", "lse2", "delta", "dlse", "dq32", "sink"), "*fp32"),
     **dict.fromkeys(("planes", "partial", "full", "tiles", "order"), "*i32"),
-    **dict.fromkeys(("scale", "cap", "grad_scale", "eps"), "fp32"),
+    **dict.fromkeys(("scale", "cap", "grad_scale", "eps", "sign"), "fp32"),
+    **dict.fromkeys(("weights", "dweights", "cos", "sin", "dcos", "dsin"), "*fp32"),
+    "indices": "*i64",
 }
 _UNALIGNED = ("planes", "partial", "full", "tiles", "order")
 
@@ -52,6 +59,28 @@ class Spec:
     def __str__(self) -> str:
         shown = " ".join(f"{k}={v}" for k, v in self.constants.items() if k in ("D", "DV", "MODE", "SOFTCAP", "SINK"))
         return f"{self.name} {self.dtype} {shown} {self.launch.to_row()}"
+
+
+def fused_specs(*, dtypes: tuple[str, ...] = tuple(DTYPES)) -> Iterator[Spec]:
+    """The fused kernels at ordinary widths; they have one configuration, derived from the width."""
+    for dtype in dtypes:
+        for has_weight in (False, True):
+            norm = {"HAS_WEIGHT": has_weight, "ROWS": 1, "BLOCK": 4096}
+            yield Spec("rms_forward", rms_forward, dtype, norm, Launch({}, 8, 2))
+            yield Spec("rms_backward", rms_backward, dtype, norm, Launch({}, 8, 2))
+        for fn in (swiglu_forward, swiglu_backward):
+            yield Spec(fn.__name__, fn, dtype, {"BLOCK": 1024}, Launch({}, 4, 2))
+        for kind in range(3):
+            for fn in (rows_forward, rows_backward):
+                yield Spec(fn.__name__, fn, dtype, {"KIND": kind, "BLOCK": 4096}, Launch({}, 8, 2))
+        for interleaved in (False, True):
+            shape = {"INTERLEAVED": interleaved, "HEADS": 32, "PAIRS": 64}
+            yield Spec("rotate", rotate, dtype, {**shape, "T_P": 1 + interleaved, "REST": 64}, Launch({}, 4, 2))
+            yield Spec("rotate_tables", rotate_tables, dtype, shape, Launch({}, 4, 2))
+        for score in (0, 1):
+            top = {"SCORE": score, "RENORMALIZE": True, "BLOCK": 256, "TOP": 8}
+            yield Spec("gate_forward", gate_forward, dtype, {**top, "BIASED": True}, Launch({}, 2, 2))
+            yield Spec("gate_backward", gate_backward, dtype, top, Launch({}, 2, 2))
 
 
 @dataclass(frozen=True)
@@ -118,6 +147,8 @@ def compile_spec(spec: Spec, target: str) -> Report:
             signature[name] = "constexpr"
             continue
         kind = parameter.annotation_type or _FIXED.get(name, f"*{spec.dtype}")
+        if (spec.name, name) == ("rms_backward", "partial"):
+            kind = "*fp32"
         signature[name] = kind
         if kind.startswith("*") and name not in _UNALIGNED:
             attributes[i,] = [["tt.divisibility", 16]]

@@ -26,8 +26,8 @@ DIMS = (32, 64, 80, 96, 128, 192, 256)
 def specs(target: str, *, quick: bool) -> list[aot.Spec]:
     """Everything to compile for a target."""
     if quick:
-        return [*aot.attention_specs(target, dims=(64,))]
-    return [*aot.attention_specs(target, dims=DIMS, every=True)]
+        return [*aot.attention_specs(target, dims=(64,)), *aot.fused_specs()]
+    return [*aot.attention_specs(target, dims=DIMS, every=True), *aot.fused_specs()]
 
 
 def run(item: tuple[str, int, bool]) -> dict[str, Any]:

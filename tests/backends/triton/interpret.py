@@ -41,7 +41,7 @@ def _repair_interpreter() -> None:
 def banded(tensor: torch.Tensor) -> torch.Tensor:
     """A copy with the same strides between NaN bands (of the largest value for integers)."""
     span = 1 + sum((n - 1) * s for n, s in zip(tensor.shape, tensor.stride(), strict=True)) if tensor.numel() else 0
-    poison = float("nan") if tensor.is_floating_point() else torch.iinfo(tensor.dtype).max
+    poison = float("nan") if tensor.is_floating_point() or tensor.is_complex() else torch.iinfo(tensor.dtype).max
     buffer = torch.full((span + 2 * BAND,), poison, dtype=tensor.dtype)
     view = buffer.as_strided(tensor.shape, tensor.stride(), BAND)
     if 0 in tensor.stride():  # several elements share a place: copy the places
@@ -124,7 +124,18 @@ def attention() -> dict[str, Any]:
     return found
 
 
+def math() -> dict[str, Any]:
+    from math_cases import cases, check
+
+    found: dict[str, Any] = {}
+    for i, (op, tensors, params, gradient) in enumerate(cases(small=True)):
+        inside = tuple(None if t is None else banded(t) for t in tensors)
+        with guarded_allocations():
+            found[f"{i} {op} {params}"] = check(op, inside, params, gradient=gradient)["ratios"]
+    return found
+
+
 if __name__ == "__main__":
     _repair_interpreter()
     torch.set_num_threads(1)
-    print(json.dumps({"attention": attention}[sys.argv[1]]()))
+    print(json.dumps({"attention": attention, "math": math}[sys.argv[1]]()))
