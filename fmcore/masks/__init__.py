@@ -3,7 +3,7 @@
 >>> import fmcore.masks as masks
 >>> mask = masks.causal_document([3, 5, 8])
 >>> mask.plan(4, 4).tile_area
-0.5
+0.375
 """
 
 from __future__ import annotations

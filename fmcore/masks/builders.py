@@ -47,6 +47,8 @@ def causal(s_q: int, s_k: int | None = None, *, device: Device = None) -> Mask:
 
 def _plain(s_q: int, s_k: int, *, is_causal: bool, device: Device) -> Mask:
     """The newest few are kept, so that a call per layer costs a look-up and all of them share one plan."""
+    check_length("s_q", s_q)  # before the look-up, where 2.0 would be 2
+    check_length("s_k", s_k)
     key = (s_q, s_k, is_causal, str(device))
     mask = _PLAIN.get(key)
     if mask is None:

@@ -87,18 +87,21 @@ def save_png(
     FigureCanvasAgg(figure)
     left, right = figure.subplots(1, 2)
     extent = (0, mask.s_k, mask.s_q, 0)
-    left.imshow(sample(one), cmap=ListedColormap(["#f4f1ea", "#1f4e79"]), vmin=0, vmax=1, extent=extent, aspect="auto")
+    two = ListedColormap(["#f4f1ea", "#1f4e79"])
+    left.imshow(sample(one).numpy(), cmap=two, vmin=0, vmax=1, extent=extent, aspect="auto")
     left.set_title(f"visible pairs: {one.exact_area():.2%}")
     colours = ListedColormap(["#f4f1ea", "#e0a458", "#1f4e79"])
     tiles = (0, plan.nk * block_k, plan.nq * block_q, 0)
     right.imshow(
-        plan.classes()[0, 0], cmap=colours, vmin=0, vmax=2, extent=tiles, aspect="auto", interpolation="nearest"
+        plan.classes()[0, 0].numpy(), cmap=colours, vmin=0, vmax=2, extent=tiles, aspect="auto", interpolation="nearest"
     )
-    right.set_title(f"tiles {block_q} x {block_k}: {plan.tile_area:.2%} visited (partial orange, full blue)")
+    right.set_title(f"{block_q} x {block_k} tiles: {plan.tile_area:.2%} visited")
     for axes in (left, right):
         axes.set_xlabel("key column")
         axes.set_ylabel("query row")
-    figure.suptitle(title if title is not None else f"{mask.kind}, s_q={mask.s_q}, s_k={mask.s_k}")
+    figure.suptitle(
+        title if title is not None else f"{mask.kind}, {mask.s_q} x {mask.s_k}; tiles: partial orange, full blue"
+    )
     target = Path(path)
     figure.savefig(target, dpi=120, format="png")
     return target

@@ -55,6 +55,11 @@ def build_plan_torch(mask: Mask, planes: Tensor, block_mask: Tensor | None, bloc
     )
 
 
+def may_look(device: torch.device) -> bool:
+    """Whether the build may read the data, which makes the host wait on anything but the CPU."""
+    return device.type == "cpu"
+
+
 def list_dtype(tiles: int) -> torch.dtype:
     """The integer that a list of tile numbers below ``tiles`` is kept in."""
     return torch.int16 if tiles <= 1 << 15 else torch.int32
@@ -75,7 +80,7 @@ def _lists(classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
     for head, tile in _strips(rows, n, m, device):
         strip = classes[head, tile].contiguous()
         entry = every
-        if device.type == "cpu":  # what lies outside the tiles seen by this strip needs no work
+        if may_look(device):  # what lies outside the tiles seen by this strip needs no work
             seen = strip.amax((0, 1)).nonzero()
             if not seen.numel():
                 continue
@@ -85,7 +90,7 @@ def _lists(classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
         for counts, member in zip((partial, full), members, strict=True):
             counts[head, tile] = member.sum(-1, dtype=torch.int32)
         ends = partial[head, tile], partial[head, tile] + full[head, tile]
-        if device.type == "cpu":
+        if may_look(device):
             _fill_visible(lists[head, tile], members, ends, entry)
         else:
             _fill_all(lists[head, tile], members, ends, entry)
@@ -114,7 +119,7 @@ def _fill_all(lists: Tensor, members: tuple[Tensor, Tensor], ends: tuple[Tensor,
 
 def _strips(rows: int, n: int, m: int, device: torch.device) -> Iterator[tuple[slice, slice]]:
     """Slices of ``[rows, n]`` whose ``m`` entries each make a strip: some whole rows, or a part of one."""
-    limit = STRIP_CPU if device.type == "cpu" else STRIP_DEVICE
+    limit = STRIP_CPU if may_look(device) else STRIP_DEVICE
     if not rows * n * m:
         return
     tiles = max(1, min(n, limit // m))
@@ -137,7 +142,7 @@ def classify(mask: Mask, planes: Tensor, block_mask: Tensor | None, block_q: int
             first = tile.start * block_k
             classes[head, tile] = _kept_classes(mask, span, keep[head], first, block_q=block_q, block_k=block_k)
             continue
-        q0, q1 = _visible_tiles(mask.mode, span, mask.s_q, block_q) if planes.device.type == "cpu" else (0, nq)
+        q0, q1 = _visible_tiles(mask.mode, span, mask.s_q, block_q) if may_look(planes.device) else (0, nq)
         if q0 < q1:
             strip = _classes(mask.mode, span, mask.s_q, block_q, block_k, tiles=(q0, q1))
             classes[head, tile, q0:q1] = strip
