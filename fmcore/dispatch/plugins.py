@@ -26,6 +26,7 @@ if TYPE_CHECKING:
 
 GROUP = "fmcore.backends"
 _ABSENT = object()
+_DISTRIBUTIONS: dict[int, tuple[Any, str]] = {}
 
 
 @dataclass(slots=True)
@@ -325,8 +326,15 @@ def _hook_names(module: Any) -> list[str]:
 
 
 def _distribution(point: importlib_metadata.EntryPoint) -> str:
+    """Name and version of the distribution that an entry point is of; its metadata is parsed once."""
     dist = getattr(point, "dist", None)
-    return f"{dist.name} {dist.version}" if dist is not None else "unknown distribution"
+    if dist is None:
+        return "unknown distribution"
+    known = _DISTRIBUTIONS.get(id(dist))
+    if known is None or known[0] is not dist:
+        fields = dist.metadata
+        known = _DISTRIBUTIONS[id(dist)] = (dist, f"{fields['Name']} {fields['Version']}")
+    return known[1]
 
 
 def impls_of(backend: str) -> tuple[Impl, ...]:

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import ctypes
-import glob
 import importlib
 import importlib.util
 import os
-import subprocess
 import sys
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass, field
@@ -96,8 +93,10 @@ class ProbeEnv:
 
     def glob(self, pattern: str) -> tuple[str, ...]:
         """Return the sorted paths that match, as seen from the root."""
+        import glob
+
         prefix = "" if self.root == Path("/") else str(self.root)
-        return tuple(sorted(found[len(prefix) :] for found in glob.glob(self._path(pattern))))
+        return tuple(sorted(found[len(prefix) :] for found in glob.glob(self._path(pattern))))  # noqa: PTH207 (absolute patterns)
 
     def read_text(self, path: str, limit: int = 1 << 16) -> str | None:
         """Return the first ``limit`` bytes of a file as text, or None where it cannot be read.
@@ -146,6 +145,8 @@ class ProbeEnv:
         """Load a shared library by name or path, or return None."""
         if self.libraries is not None:
             return self.libraries.get(name)
+        import ctypes
+
         try:
             return ctypes.CDLL(name)
         except OSError:
@@ -158,6 +159,8 @@ class ProbeEnv:
         """
         if self.outputs is not None:
             return self.outputs.get(command[0])
+        import subprocess
+
         try:
             done = subprocess.run(list(command), capture_output=True, text=True, timeout=timeout, check=False)  # noqa: S603 (probes name fixed programs)
         except (OSError, subprocess.TimeoutExpired):
