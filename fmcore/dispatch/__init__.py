@@ -2,10 +2,14 @@
 
 from __future__ import annotations
 
+from typing import TYPE_CHECKING, Any
+
 from fmcore.dispatch.arch import Arch, ArchRange
-from fmcore.dispatch.hookspecs import SPEC_VERSION, hookimpl
-from fmcore.dispatch.metadata import BackendMeta, EnvVar, ShallowRule
+from fmcore.dispatch.metadata import SPEC_VERSION, BackendMeta, EnvVar, ShallowRule
 from fmcore.dispatch.probes import DeviceClaim, Evidence, ProbeEnv, ProbeReport
+
+if TYPE_CHECKING:
+    from fmcore.dispatch.hookspecs import hookimpl
 
 __all__ = [
     "SPEC_VERSION",
@@ -20,3 +24,12 @@ __all__ = [
     "ShallowRule",
     "hookimpl",
 ]
+
+
+def __getattr__(name: str) -> Any:
+    """Give ``hookimpl`` when a plugin asks for it: pluggy is dear to import, and no plugin is imported with fmcore."""
+    if name == "hookimpl":
+        from fmcore.dispatch.hookspecs import hookimpl
+
+        return hookimpl
+    raise AttributeError(f"module 'fmcore.dispatch' has no attribute {name!r}; it has {', '.join(__all__)}")

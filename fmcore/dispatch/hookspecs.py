@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import pluggy
 
+from fmcore.dispatch.metadata import SPEC_VERSION
+
 if TYPE_CHECKING:
     from fmcore.dispatch.decision import Decision
     from fmcore.dispatch.probes import ProbeEnv, ProbeReport
     from fmcore.dispatch.registrar import Registrar
 
+__all__ = ["PROJECT", "SPEC_VERSION", "Hooks", "hookimpl"]
+
 PROJECT = "fmcore"
-SPEC_VERSION = (1, 0)
 
 hookspec = pluggy.HookspecMarker(PROJECT)
 hookimpl = pluggy.HookimplMarker(PROJECT)

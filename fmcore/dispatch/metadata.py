@@ -10,7 +10,6 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fmcore.dispatch.hookspecs import SPEC_VERSION
 from fmcore.dispatch.probes import Evidence, ProbeEnv
 from fmcore.errors import PluginError
 
@@ -19,6 +18,7 @@ if sys.version_info >= (3, 11):
 else:
     import tomli as tomllib
 
+SPEC_VERSION = (1, 0)  # of the plugin API: docs/plugins.md has the compatibility policy
 FILE_NAME = "fmcore_backend.toml"
 BANDS = ("native", "portable", "framework", "reference")
 SHALLOW_KINDS = ("file", "module", "env", "platform", "always")

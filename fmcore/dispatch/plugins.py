@@ -11,17 +11,16 @@ from dataclasses import dataclass, replace
 from importlib import metadata as importlib_metadata
 from typing import TYPE_CHECKING, Any
 
-import pluggy
-
 from fmcore import config
-from fmcore.dispatch import hookspecs
-from fmcore.dispatch.metadata import BackendMeta, read_package
+from fmcore.dispatch.metadata import SPEC_VERSION, BackendMeta, read_package
 from fmcore.dispatch.probes import Evidence, ProbeEnv, ProbeReport
 from fmcore.dispatch.registrar import Registrar
 from fmcore.dispatch.registry import REGISTRY, Backend, BrokenImpl, Impl
 from fmcore.errors import PluginError
 
 if TYPE_CHECKING:
+    import pluggy
+
     from fmcore.dispatch.decision import Decision
 
 GROUP = "fmcore.backends"
@@ -56,8 +55,19 @@ class PluginManager:
         self.failures: dict[str, Backend] = {}
         self._unread: dict[str, Backend] = {}
         self.discovered = False
-        self.manager = pluggy.PluginManager(hookspecs.PROJECT)
-        self.manager.add_hookspecs(hookspecs.Hooks)
+        self._hooks: pluggy.PluginManager | None = None
+
+    @property
+    def manager(self) -> pluggy.PluginManager:
+        """The hooks, made when the first plugin is loaded: importing fmcore loads none."""
+        if self._hooks is None:
+            import pluggy
+
+            from fmcore.dispatch import hookspecs
+
+            self._hooks = pluggy.PluginManager(hookspecs.PROJECT)
+            self._hooks.add_hookspecs(hookspecs.Hooks)
+        return self._hooks
 
     # -- discovery: metadata only, no plugin is imported ----------------------------------------------------------
 
@@ -133,7 +143,7 @@ class PluginManager:
             REGISTRY.put_backend(replace(other, state="broken", reason=reason))
             return
         if not meta.accepts_spec():
-            have = ".".join(map(str, hookspecs.SPEC_VERSION))
+            have = ".".join(map(str, SPEC_VERSION))
             reason = (
                 f"written for plugin API {meta.spec_version}, this fmcore has {have}; "
                 f"install a matching version of {plugin.distribution}"
@@ -264,7 +274,7 @@ class PluginManager:
             try:
                 with contextlib.redirect_stdout(printed):
                     self._call(
-                        plugin, "fmcore_register_impls", registrar=registrar, spec_version=hookspecs.SPEC_VERSION
+                        plugin, "fmcore_register_impls", registrar=registrar, spec_version=SPEC_VERSION
                     )
             except (Exception, SystemExit):  # noqa: BLE001 (the guarded place: what was registered before stays, the failure is shown)
                 for name in usable:
@@ -301,7 +311,7 @@ class PluginManager:
         for plugin in self.plugins:
             if plugin.module is None:
                 continue
-            known = {name for name in vars(hookspecs.Hooks) if name.startswith("fmcore_")}
+            known = {name for name, hook in vars(self.manager.hook).items() if hook.spec is not None}
             wrong = sorted(name for name in _hook_names(plugin.module) if name not in known)
             if not wrong:
                 continue
@@ -322,7 +332,7 @@ class PluginManager:
 
 def _hook_names(module: Any) -> list[str]:
     """Names of the functions marked with ``hookimpl``."""
-    return [name for name in dir(module) if hasattr(getattr(module, name, None), f"{hookspecs.PROJECT}_impl")]
+    return [name for name in dir(module) if hasattr(getattr(module, name, None), "fmcore_impl")]
 
 
 def _distribution(point: importlib_metadata.EntryPoint) -> str:
