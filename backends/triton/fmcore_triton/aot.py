@@ -103,7 +103,10 @@ class Report:
 def attention_specs(
     target: str, *, dims: tuple[int, ...], dtypes: tuple[str, ...] = tuple(DTYPES), every: bool = False
 ) -> Iterator[Spec]:
-    """Attention kernels in their default configurations; with `every` also softcap, sink, both mask modes and dq by atomics."""
+    """Attention kernels in their default configurations.
+
+    With `every` also each mask mode with and without softcap, and dq by atomics.
+    """
     spec = TARGETS[target]
     family = family_of(spec.backend, spec.arch)
     for dtype in dtypes:
@@ -164,7 +167,7 @@ def usage(kernel: Any) -> Report:
         with tempfile.NamedTemporaryFile(suffix=".cubin") as file:
             file.write(kernel.asm["cubin"])
             file.flush()
-            text = subprocess.run(
+            text = subprocess.run(  # noqa: S603 (the tool that Triton brings)
                 [_cuobjdump(), "-res-usage", file.name], capture_output=True, text=True, check=True
             ).stdout
         match = re.search(r"REG:(\d+) STACK:(\d+)", text)

@@ -33,13 +33,17 @@ def padded(dim: int) -> int:
 def _rows_aligned(tensor: torch.Tensor) -> torch.Tensor:
     """Return the tensor, or a copy, whose rows are dense and whose strides and address suit 16-byte accesses."""
     fits = tensor.stride(-1) == 1 and tensor.data_ptr() % 16 == 0
-    fits = fits and all(size == 1 or stride % 8 == 0 for size, stride in zip(tensor.shape[:3], tensor.stride()[:3]))
+    fits = fits and all(
+        size == 1 or stride % 8 == 0 for size, stride in zip(tensor.shape[:3], tensor.stride()[:3], strict=True)
+    )
     return tensor if fits else tensor.clone(memory_format=torch.contiguous_format)
 
 
 def _strides(tensor: torch.Tensor) -> tuple[int, int, int]:
     """Batch, row and head strides in units of eight elements; the stride of a dimension of size 1 does not matter."""
-    b, s, h = (0 if size == 1 else stride // 8 for size, stride in zip(tensor.shape[:3], tensor.stride()[:3]))
+    b, s, h = (
+        0 if size == 1 else stride // 8 for size, stride in zip(tensor.shape[:3], tensor.stride()[:3], strict=True)
+    )
     return b, s, h
 
 
@@ -143,7 +147,8 @@ def forward(
         deterministic: Met in any case.
 
     Returns:
-        out [b, s_q, h_q, dv] in q's dtype and lse [b, h_q, s_q] float32 (-inf, and 0 in out, for a row that sees nothing).
+        out [b, s_q, h_q, dv] in q's dtype and lse [b, h_q, s_q] float32; a row that sees nothing has -inf there and
+        0 in out.
     """
     b, s_q, h_q, _ = q.shape
     out = torch.empty(b, s_q, h_q, v.shape[3], dtype=q.dtype, device=q.device)

@@ -1,8 +1,10 @@
 """The fused ops of fm.math on Triton: shapes, strides and launches for `kernels/{norm,swiglu,rotary,rows,gate}.py`.
 
-Every function has the op's canonical signature; each backward takes (grads, inputs, outputs) and returns one gradient per
-input, as fmcore pairs them.  Arithmetic is fp32 with one rounding at the end.
+Every function has the op's canonical signature; each backward takes (grads, inputs, outputs) and returns one gradient
+per input, as fmcore pairs them.  Arithmetic is fp32 with one rounding at the end.
 """
+
+# ruff: noqa: ARG001 (backwards share one signature)
 
 from __future__ import annotations
 
@@ -56,7 +58,9 @@ def rms_norm(x: Tensor, weight: Tensor | None, *, eps: float) -> Tensor:
     return y
 
 
-def rms_norm_backward(grads: Grads, inputs: tuple[Tensor, Tensor | None], outputs: tuple[Tensor], *, eps: float) -> Grads:  # noqa: ARG001
+def rms_norm_backward(
+    grads: Grads, inputs: tuple[Tensor, Tensor | None], outputs: tuple[Tensor], *, eps: float
+) -> Grads:
     """Gradients of x and weight; the weight's is summed in a fixed order."""
     x, weight = inputs[0].contiguous(), inputs[1]
     dy = _present(grads[0]).contiguous()
@@ -88,7 +92,7 @@ def swiglu(gate: Tensor, up: Tensor) -> Tensor:
     return y
 
 
-def swiglu_backward_pair(grads: Grads, inputs: tuple[Tensor, Tensor], outputs: tuple[Tensor]) -> Grads:  # noqa: ARG001
+def swiglu_backward_pair(grads: Grads, inputs: tuple[Tensor, Tensor], outputs: tuple[Tensor]) -> Grads:
     """Gradients of gate and up, summed over what was broadcast."""
     dy = _present(grads[0])
     gate, up = inputs
@@ -118,7 +122,10 @@ class _Rotation:
         self.b, self.s, self.h, self.width = x.shape
         self.pairs = cos.shape[-1]
         self.table = (cos.stride(0) if cos.ndim == 3 and cos.shape[0] > 1 else 0, cos.stride(-2))
-        self.shape = {"INTERLEAVED": interleaved, "PAIRS": max(1, 1 << (self.pairs - 1).bit_length()) if self.pairs else 1}
+        self.shape = {
+            "INTERLEAVED": interleaved,
+            "PAIRS": max(1, 1 << (self.pairs - 1).bit_length()) if self.pairs else 1,
+        }
         self.heads = max(1, min(1 << (self.h - 1).bit_length(), 2048 // self.shape["PAIRS"])) if self.h else 1
 
     def turn(self, x: Tensor, sign: float) -> Tensor:
@@ -129,8 +136,9 @@ class _Rotation:
             rest = self.width - 2 * self.pairs
             with device_guard(x):
                 rotate[(self.b * self.s, -(-self.h // self.heads))](
-                    x, self.cos, self.sin, y, *x.stride()[:3], *self.table, self.s, self.h, self.pairs, self.width, sign,
-                    T_P=self.step, HEADS=self.heads, REST=_block(rest, 64) if rest else 0, num_warps=4, **self.shape,
+                    x, self.cos, self.sin, y, *x.stride()[:3], *self.table, self.s, self.h, self.pairs, self.width,
+                    sign, T_P=self.step, HEADS=self.heads, REST=_block(rest, 64) if rest else 0, num_warps=4,
+                    **self.shape,
                 )  # fmt: skip
         return y
 
@@ -145,7 +153,9 @@ class _Rotation:
                     HEADS=self.heads, num_warps=4, **self.shape,
                 )  # fmt: skip
         shape = self.cos.shape
-        return dcos.sum_to_size(shape) if len(shape) == 3 else dcos.sum(0), dsin.sum_to_size(shape) if len(shape) == 3 else dsin.sum(0)
+        return dcos.sum_to_size(shape) if len(shape) == 3 else dcos.sum(0), dsin.sum_to_size(shape) if len(
+            shape
+        ) == 3 else dsin.sum(0)
 
 
 def _real_rotation(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> _Rotation:
@@ -157,7 +167,9 @@ def rotary(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool) -> Tensor:
     return _real_rotation(x, cos, sin, interleaved=interleaved).turn(x, 1.0)
 
 
-def rotary_backward(grads: Grads, inputs: tuple[Tensor, Tensor, Tensor], outputs: tuple[Tensor], *, interleaved: bool) -> Grads:  # noqa: ARG001
+def rotary_backward(
+    grads: Grads, inputs: tuple[Tensor, Tensor, Tensor], outputs: tuple[Tensor], *, interleaved: bool
+) -> Grads:
     """Gradients of x, cos and sin."""
     x, cos, sin = inputs
     dy = _present(grads[0])
@@ -181,7 +193,7 @@ def rotary_complex(x: Tensor, rotation: Tensor) -> Tensor:
     return torch.view_as_complex(y.unflatten(-1, (-1, 2))) if x.is_complex() else y
 
 
-def rotary_complex_backward(grads: Grads, inputs: tuple[Tensor, Tensor], outputs: tuple[Tensor]) -> Grads:  # noqa: ARG001
+def rotary_complex_backward(grads: Grads, inputs: tuple[Tensor, Tensor], outputs: tuple[Tensor]) -> Grads:
     """Gradients of x and rotation: products with the conjugate."""
     x, table = inputs
     dy = _as_pairs(_present(grads[0]))
@@ -260,11 +272,15 @@ def logsumexp(x: Tensor, *, axis: tuple[int, ...], keepdims: bool) -> Tensor:
     if rows.numel():
         block = _block(rows.shape[1], 4096)
         with device_guard(x):
-            rows_forward[(rows.shape[0],)](rows, y, rows.shape[1], KIND=row_kernels.LOGSUMEXP.value, BLOCK=block, num_warps=_warps(block))
+            rows_forward[(rows.shape[0],)](
+                rows, y, rows.shape[1], KIND=row_kernels.LOGSUMEXP.value, BLOCK=block, num_warps=_warps(block)
+            )
     return y.reshape(shape)
 
 
-def logsumexp_backward(grads: Grads, inputs: tuple[Tensor], outputs: tuple[Tensor], *, axis: tuple[int, ...], keepdims: bool) -> Grads:  # noqa: ARG001
+def logsumexp_backward(
+    grads: Grads, inputs: tuple[Tensor], outputs: tuple[Tensor], *, axis: tuple[int, ...], keepdims: bool
+) -> Grads:
     """Gradient of x: softmax times the gradient."""
     x, axes = inputs[0], tuple(axis)
     rows = _rows_to_last(x, axes)
@@ -273,7 +289,9 @@ def logsumexp_backward(grads: Grads, inputs: tuple[Tensor], outputs: tuple[Tenso
         block = _block(rows.shape[1], 4096)
         dy = _present(grads[0]).reshape(-1).contiguous()
         with device_guard(x):
-            rows_backward[(rows.shape[0],)](dy, rows, dx, rows.shape[1], KIND=row_kernels.LOGSUMEXP.value, BLOCK=block, num_warps=_warps(block))
+            rows_backward[(rows.shape[0],)](
+                dy, rows, dx, rows.shape[1], KIND=row_kernels.LOGSUMEXP.value, BLOCK=block, num_warps=_warps(block)
+            )
     kept = [i for i in range(x.ndim) if i not in axes]
     order = [*kept, *axes]
     inverse = [order.index(i) for i in range(x.ndim)]
@@ -283,10 +301,17 @@ def logsumexp_backward(grads: Grads, inputs: tuple[Tensor], outputs: tuple[Tenso
 def _gate_shape(logits: Tensor, k: int, score: str) -> dict[str, Any]:
     block = _block(logits.shape[-1], MAX_EXPERTS)
     score_kind = gate_kernels.SIGMOID.value if score == "sigmoid" else 0
-    return {"SCORE": score_kind, "BLOCK": block, "TOP": max(2, 1 << (k - 1).bit_length()), "num_warps": max(1, min(4, block // 128))}
+    return {
+        "SCORE": score_kind,
+        "BLOCK": block,
+        "TOP": max(2, 1 << (k - 1).bit_length()),
+        "num_warps": max(1, min(4, block // 128)),
+    }
 
 
-def topk_gate(logits: Tensor, bias: Tensor | None, *, k: int, score: str, renormalize: bool, scale: float) -> tuple[Tensor, Tensor]:
+def topk_gate(
+    logits: Tensor, bias: Tensor | None, *, k: int, score: str, renormalize: bool, scale: float
+) -> tuple[Tensor, Tensor]:
     """Return weights (fp32) and indices (int64) of the k best experts of every row."""
     rows = logits.contiguous()
     shape = (*logits.shape[:-1], k)
@@ -302,7 +327,14 @@ def topk_gate(logits: Tensor, bias: Tensor | None, *, k: int, score: str, renorm
 
 
 def topk_gate_backward(
-    grads: Grads, inputs: tuple[Tensor, Tensor | None], outputs: tuple[Tensor, Tensor], *, k: int, score: str, renormalize: bool, scale: float
+    grads: Grads,
+    inputs: tuple[Tensor, Tensor | None],
+    outputs: tuple[Tensor, Tensor],
+    *,
+    k: int,
+    score: str,
+    renormalize: bool,
+    scale: float,
 ) -> Grads:
     """Gradient of the logits through the weights; the bias only selects and gets none."""
     logits = inputs[0].contiguous()
@@ -311,7 +343,7 @@ def topk_gate_backward(
     if grads[0] is not None and weights.numel():
         with device_guard(logits):
             gate_backward[(weights.numel() // k,)](
-                logits, weights.contiguous(), indices.contiguous(), grads[0].contiguous(), dlogits, logits.shape[-1], k, float(scale),
-                RENORMALIZE=renormalize, **_gate_shape(logits, k, score),
+                logits, weights.contiguous(), indices.contiguous(), grads[0].contiguous(), dlogits, logits.shape[-1], k,
+                float(scale), RENORMALIZE=renormalize, **_gate_shape(logits, k, score),
             )  # fmt: skip
     return dlogits, None

@@ -1,7 +1,7 @@
 """Launch configurations: data by architecture family, read from `configs/*.json`, looked up and never computed.
 
-A file names the families it serves and, per kernel, rows `{"bits": 16, "head_dim": 128, "num_warps": 8, ...}`; the first
-row whose element width fits and whose `head_dim` (the kernel's size figure, see each host module) is large enough wins.
+A file names the families it serves and, per kernel, rows `{"bits": 16, "head_dim": 128, "num_warps": 8, ...}`; the
+first row whose element width fits and whose `head_dim` (the kernel's size figure) is large enough wins.
 A kernel that a family's file lacks, and any unknown family, is served by `default.json`, sized for the smallest shared
 memory that a current GPU has.  A tuned configuration (see `tuner`) takes precedence over both.
 """
@@ -82,7 +82,8 @@ def default_launch(kernel: str, family: str, *, bits: int, size: int) -> Launch:
             if row.get("bits", bits) == bits and row.get("head_dim", size) >= size:
                 return Launch.from_row(row)
     raise LookupError(
-        f"no launch configuration for kernel {kernel} with {bits}-bit elements and size {size}; the default table ends below it"
+        f"no launch configuration for kernel {kernel} with {bits}-bit elements and size {size}; "
+        "the default table ends below it"
     )
 
 
@@ -98,7 +99,7 @@ def family_of(backend: str, arch: int | str) -> str:
     """
     if backend == "cuda":
         capability = int(arch)
-        # 8.6, 8.7 and 8.9 have 99 KiB of shared memory where 8.0 has 163; what is newer than 9.x is served by the safe default.
+        # 8.6, 8.7 and 8.9 have 99 KiB of shared memory where 8.0 has 163; what is newer than 9.0 gets the safe default.
         known = {80: "sm80", 86: "sm86", 87: "sm86", 89: "sm86", 90: "sm90"}
         return known.get(capability, "default")
     if backend == "hip" and str(arch).startswith("gfx9"):

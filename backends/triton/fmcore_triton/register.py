@@ -50,7 +50,9 @@ def register(registrar: Registrar) -> None:
     use_plan_builder()
     registrar.impl("flashmask_attention", name="tiles", caps=ATTENTION, backward=attention.backward)(attention.forward)
     for op, (caps, forward, backward) in _math_caps().items():
-        registrar.impl(f"math.{op}", name="fused", caps=caps, backward=getattr(fused, backward))(getattr(fused, forward))
+        registrar.impl(f"math.{op}", name="fused", caps=caps, backward=getattr(fused, backward))(
+            getattr(fused, forward)
+        )
 
 
 def use_plan_builder() -> None:

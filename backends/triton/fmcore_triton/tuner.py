@@ -1,9 +1,9 @@
 """Finding launch configurations on the machine: a declared space, a time budget, a stored result.
 
-`FMCORE_TUNE=<seconds>` allows a process to spend that long on searching, in all. What was found is stored in fmcore's cache
-folder, one small JSON file per (device, Triton version, kernel source, element type, size, mask mode), and is used by every
-later process, with or without FMCORE_TUNE. A file that does not read, or was made for another key, is ignored with one
-warning; so is a value that is no configuration of the kernel.
+`FMCORE_TUNE=<seconds>` allows a process to spend that long on searching, in all. What was found is stored in fmcore's
+cache folder, one small JSON file per device, Triton version, kernel source, element type, size and mask mode, and used
+by every later process, with or without FMCORE_TUNE. A file that does not read, or was made for another key, is ignored
+with one warning; so is a value that is no configuration of the kernel.
 """
 
 from __future__ import annotations
@@ -148,7 +148,7 @@ def _load(cache: CacheDir, key: Mapping[str, Any], default: Launch) -> Launch | 
     if path not in _warned:
         _warned.add(path)
         warnings.warn(
-            f"stored launch configuration {path} is ignored: {row!r} is none of this kernel; delete it to be rid of this",
+            f"stored launch configuration {path} is ignored: {row!r} does not fit this kernel; delete the file",
             ConfigWarning,
             stacklevel=2,
         )

@@ -3,11 +3,12 @@
 The oracle knows nothing of masks as values, planes or tiles: it reads the raw interval rules.
 """
 
+# ruff: noqa: INP001 (programs beside the package: they print, and run themselves again)
+
 from __future__ import annotations
 
 import math
 from dataclasses import asdict, dataclass
-from typing import Any
 
 import torch
 

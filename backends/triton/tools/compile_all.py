@@ -1,9 +1,11 @@
 """Compile every kernel for every target without a GPU and judge what the results need.
 
 Usage: python backends/triton/tools/compile_all.py [--quick] [--targets sm_90,gfx942] [--jobs 2] [--json FILE]
---quick compiles the default configuration of every kernel x dtype once per target, at head dimension 64; without it every
-head dimension, switch and mask mode. Exit status 1 if anything does not compile or breaks a limit.
+--quick compiles the default configuration of every kernel x dtype once per target, at head dimension 64; without it
+every head dimension, switch and mask mode. Exit status 1 if anything does not compile or breaks a limit.
 """
+
+# ruff: noqa: INP001, T201 (programs beside the package: they print, and run themselves again)
 
 from __future__ import annotations
 
@@ -75,10 +77,9 @@ def main() -> int:
     for target in args.targets:
         mine = [r for r in rows if r["target"] == target]
         good = [r for r in mine if not r["problem"]]
+        spilled = max((r.get("spill", 0) for r in mine), default=0)
         most = max((r.get("shared", 0) for r in mine), default=0)
-        print(
-            f"{target}: {len(good)} of {len(mine)} good; most shared memory {most}, most spilled {max((r.get('spill', 0) for r in mine), default=0)} bytes a thread"
-        )
+        print(f"{target}: {len(good)} of {len(mine)} good; most shared memory {most}, spilled {spilled} bytes a thread")
     print(f"Triton {triton.__version__}, {time.monotonic() - start:.0f} s")
     if args.json:
         Path(args.json).write_text(json.dumps(rows, indent=1))

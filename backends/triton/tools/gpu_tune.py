@@ -1,14 +1,17 @@
 """Time launch configurations of the attention kernels on a GPU and print the best few of each.
 
 Usage: python backends/triton/tools/gpu_tune.py [--budget 240] [--dims 128,64] [--kernels attn_fwd,...] [--jobs 16]
-Compilation runs first, in parallel processes that share Triton's cache; then every configuration is timed on three masks
-at 8K (B=1, H=32, bf16), host time hidden behind a GPU sleep. The last lines are rows for `configs/*.json`.
+Compilation runs first, in parallel processes that share Triton's cache; then every configuration is timed on three
+masks at 8K (B=1, H=32, bf16), host time hidden behind a GPU sleep. The last lines are rows for `configs/*.json`.
 JSON goes to the environment's OUT, else build/.
 """
+
+# ruff: noqa: INP001, T201, S603 (programs beside the package: they print, and run themselves again)
 
 from __future__ import annotations
 
 import argparse
+import contextlib
 import itertools
 import json
 import math
@@ -27,9 +30,9 @@ import torch  # noqa: E402
 
 from fmcore import masks  # noqa: E402
 from fmcore_triton import attention as impl  # noqa: E402
-from fmcore_triton.register import use_plan_builder  # noqa: E402
 from fmcore_triton import tuner  # noqa: E402
 from fmcore_triton.launch import Launch  # noqa: E402
+from fmcore_triton.register import use_plan_builder  # noqa: E402
 
 DOCUMENTS = [2481, 1388, 1978, 2345]
 SLEEP_CYCLES = 1_500_000
@@ -123,11 +126,9 @@ def warm(args: argparse.Namespace) -> None:
     device = torch.device("cuda:0")
     setups = {dim: Setup(masks.causal(256), 1, dim, torch.bfloat16, device) for dim in args.dims}
     for kernel, dim, launch in items(args.kernels, args.dims)[index::count]:
-        try:
+        with contextlib.suppress(*too_large()):
             setups[dim].trials[kernel](launch)()
             torch.cuda.synchronize()
-        except too_large():
-            continue
 
 
 def main() -> int:

@@ -1,5 +1,7 @@
 """Checks of the fused kernels against the oracle of fmcore.reference.math; for the device check and the interpreter."""
 
+# ruff: noqa: INP001 (programs beside the package: they print, and run themselves again)
+
 from __future__ import annotations
 
 import math
@@ -72,7 +74,11 @@ def _wide(t: torch.Tensor | None) -> torch.Tensor | None:
 def _apart(got: torch.Tensor, want: torch.Tensor, unit: float) -> float:
     """Relative L2 distance in units; inf where NaN or infinite entries differ."""
     got, want = _wide(got), _wide(want)  # type: ignore[assignment]
-    if got.shape != want.shape or not torch.equal(got.isfinite(), want.isfinite()) or not torch.equal(got.isnan(), want.isnan()):
+    if (
+        got.shape != want.shape
+        or not torch.equal(got.isfinite(), want.isfinite())
+        or not torch.equal(got.isnan(), want.isnan())
+    ):
         return math.inf
     keep = want.isfinite()
     error = torch.linalg.vector_norm((got - want)[keep])
@@ -80,7 +86,9 @@ def _apart(got: torch.Tensor, want: torch.Tensor, unit: float) -> float:
     return 0.0 if float(error) == 0 else float(error / size.clamp_min(1e-30)) / unit
 
 
-def check(name: str, tensors: tuple[torch.Tensor | None, ...], params: dict[str, Any], *, gradient: bool = True) -> dict[str, Any]:
+def check(
+    name: str, tensors: tuple[torch.Tensor | None, ...], params: dict[str, Any], *, gradient: bool = True
+) -> dict[str, Any]:
     """Run an op forward and backward on the tensors' device and compare with float64."""
     unit = UNIT[tensors[0].dtype]  # type: ignore[union-attr]
     oracle = {**REDUCTIONS, **NN}[name]
@@ -124,8 +132,22 @@ def cases(*, small: bool) -> Iterator[tuple[str, tuple[torch.Tensor | None, ...]
         yield "swiglu", (draw(tokens, 70, dtype=t) * 4, draw(tokens, 70, dtype=t)), {}, True
         yield "swiglu", (draw(tokens, 1, 6, dtype=t), draw(3, 6, dtype=t)), {}, True
         for interleaved in (False, True):
-            yield "rotary", (draw(2, tokens, 3, 32, dtype=t), draw(tokens, 16), draw(tokens, 16)), {"interleaved": interleaved}, True
-            yield "rotary", (draw(2, 3, tokens, 40, dtype=t).transpose(1, 2), draw(2, tokens, 12, dtype=t), draw(2, tokens, 12, dtype=t)), {"interleaved": interleaved}, True
+            yield (
+                "rotary",
+                (draw(2, tokens, 3, 32, dtype=t), draw(tokens, 16), draw(tokens, 16)),
+                {"interleaved": interleaved},
+                True,
+            )
+            yield (
+                "rotary",
+                (
+                    draw(2, 3, tokens, 40, dtype=t).transpose(1, 2),
+                    draw(2, tokens, 12, dtype=t),
+                    draw(2, tokens, 12, dtype=t),
+                ),
+                {"interleaved": interleaved},
+                True,
+            )
         yield "rotary_complex", (draw(2, tokens, 3, 32, dtype=t), draw(tokens, 16, dtype=torch.complex64)), {}, True
         for axis in (0, 2) if small else (0, 1, 2):
             yield "softmax", (draw(3, tokens, cols, dtype=t) * 5,), {"axis": axis}, True
@@ -134,10 +156,30 @@ def cases(*, small: bool) -> Iterator[tuple[str, tuple[torch.Tensor | None, ...]
         yield "logsumexp", (draw(3, tokens, cols, dtype=t) * 5,), {"axis": (0, 2), "keepdims": False}, True
         for score in ("softmax", "sigmoid"):
             for renormalize in (True, False):
-                yield "topk_gate", (draw(tokens, 12, dtype=t), None), {"k": 3, "score": score, "renormalize": renormalize, "scale": 2.5}, True
-            yield "topk_gate", (draw(tokens, 60, dtype=t), draw(60)), {"k": 8, "score": score, "renormalize": True, "scale": 1.0}, True
-        yield "topk_gate", (torch.zeros(tokens, 9, dtype=t), None), {"k": 9, "score": "softmax", "renormalize": True, "scale": 1.0}, False
-    yield "rotary_complex", (draw(2, tokens, 3, 16, dtype=torch.complex64), draw(1, tokens, 16, dtype=torch.complex64)), {}, True
+                yield (
+                    "topk_gate",
+                    (draw(tokens, 12, dtype=t), None),
+                    {"k": 3, "score": score, "renormalize": renormalize, "scale": 2.5},
+                    True,
+                )
+            yield (
+                "topk_gate",
+                (draw(tokens, 60, dtype=t), draw(60)),
+                {"k": 8, "score": score, "renormalize": True, "scale": 1.0},
+                True,
+            )
+        yield (
+            "topk_gate",
+            (torch.zeros(tokens, 9, dtype=t), None),
+            {"k": 9, "score": "softmax", "renormalize": True, "scale": 1.0},
+            False,
+        )
+    yield (
+        "rotary_complex",
+        (draw(2, tokens, 3, 16, dtype=torch.complex64), draw(1, tokens, 16, dtype=torch.complex64)),
+        {},
+        True,
+    )
     inf, nan = float("inf"), float("nan")
     special = torch.tensor([[0.0, inf, 1.0], [-inf, -inf, -inf], [nan, 0.0, 1.0], [-inf, 3.0, 2.0], [1e30, -1e30, 0.0]])
     for op in ("softmax", "log_softmax"):
@@ -154,4 +196,9 @@ def checks() -> Iterator[tuple[str, Callable[[torch.device], dict[str, Any]]]]:
         first = tensors[0]
         assert first is not None
         name = f"math {i} {op} {str(first.dtype).removeprefix('torch.')} {tuple(first.shape)} {params}"
-        yield name, lambda device, op=op, tensors=tensors, params=params, gradient=gradient: check(op, tuple(None if t is None else t.to(device) for t in tensors), params, gradient=gradient)  # type: ignore[misc]
+        yield (
+            name,
+            lambda device, op=op, tensors=tensors, params=params, gradient=gradient: check(
+                op, tuple(None if t is None else t.to(device) for t in tensors), params, gradient=gradient
+            ),
+        )  # type: ignore[misc]

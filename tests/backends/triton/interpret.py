@@ -1,4 +1,4 @@
-"""Run cases under Triton's interpreter; a program of its own, because the interpreter is chosen when kernels are defined.
+"""Run cases under Triton's interpreter; a program of its own: the interpreter is chosen when kernels are defined.
 
 Usage: TRITON_INTERPRET=1 python interpret.py attention|math. Prints one JSON object: measured over allowed by case.
 Every tensor that a kernel reads or writes lies between guard bands: NaN around inputs shows reads outside them in the
@@ -16,7 +16,7 @@ from typing import Any
 from unittest import mock
 
 import torch
-import triton.runtime.interpreter as interpreter
+from triton.runtime import interpreter
 
 ROOT = Path(__file__).parents[3]
 sys.path[:0] = [str(ROOT), str(ROOT / "backends" / "triton"), str(ROOT / "backends" / "triton" / "tools")]

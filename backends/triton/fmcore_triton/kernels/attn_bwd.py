@@ -46,7 +46,7 @@ def attn_bwd_rows(
     BLOCK_M: tl.constexpr,
     HAS_DLSE: tl.constexpr,
 ):
-    """delta and lse2 [b, heads, s_q] fp32; dead rows get lse2 = +inf so that every weight is 0; grid (tiles, b * heads)."""
+    """delta and lse2 [b, heads, s_q] fp32; grid (tiles, b * heads).  Dead rows get lse2 = +inf: every weight is 0."""
     rows = tl.program_id(0) * BLOCK_M + tl.arange(0, BLOCK_M)
     bh = tl.program_id(1).to(tl.int64)
     b = bh // heads
@@ -197,7 +197,7 @@ def attn_bwd_kv(
     ATOMIC_DQ: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
-    """dk [b, s_k, heads_kv, D] and dv [.., DV] contiguous; `mask_group` query heads share a mask row; grid (b * heads_kv * n_k,)."""
+    """dk [b, s_k, heads_kv, D] and dv [.., DV] contiguous; grid (b * heads_kv * n_k,)."""
     b, h_kv, tile, _ = work_item(order, n_k, heads_kv, head_group, group, mask_rows, mask_group)
     cols = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     cols_ok = cols < s_k

@@ -1,5 +1,7 @@
 """What the attention kernels share: row loads, column intervals, tile lists, work order, softcap."""
 
+# ruff: noqa: RET505 (branches on constants, NaN tests: the language is Triton)
+
 import triton
 import triton.language as tl
 
@@ -24,7 +26,8 @@ def load_rows(ptrs, rows_ok, dims, D: tl.constexpr, BLOCK_D: tl.constexpr, GUARD
 def column_intervals(planes, cols, s_k, MODE: tl.constexpr):
     """Begin and width of the column's interval(s); a column past s_k is hidden from every row.
 
-    The planes lie one s_k apart.  Mode 1 has one visible interval (the second pair is a copy, unused); mode 2 two hidden.
+    The planes lie one s_k apart.  Mode 1 has one visible interval (the second pair is an unused copy), mode 2
+    two hidden ones.
     """
     ok = cols < s_k
     step = s_k.to(tl.int64)

@@ -1,12 +1,22 @@
 """RMS normalisation of dense rows: x / sqrt(mean(x^2) + eps) * weight, statistics in fp32, one rounding at the end."""
 
+# ruff: noqa: SIM108 (branches on constants, NaN tests: the language is Triton)
+
 import triton
 import triton.language as tl
 
 
 @triton.jit(do_not_specialize=["rows", "width"])
 def rms_forward(
-    x, weight, y, rows: tl.int32, width: tl.int32, eps, HAS_WEIGHT: tl.constexpr, ROWS: tl.constexpr, BLOCK: tl.constexpr
+    x,
+    weight,
+    y,
+    rows: tl.int32,
+    width: tl.int32,
+    eps,
+    HAS_WEIGHT: tl.constexpr,
+    ROWS: tl.constexpr,
+    BLOCK: tl.constexpr,
 ):
     """ROWS rows per program; grid (ceil(rows / ROWS),)."""
     row = tl.program_id(0) * ROWS + tl.arange(0, ROWS)

@@ -1,5 +1,7 @@
 """Rotary embedding as products with (cos, sin) pairs; complex tables and complex activations are read as real pairs."""
 
+# ruff: noqa: RET505 (branches on constants, NaN tests: the language is Triton)
+
 import triton
 import triton.language as tl
 
@@ -53,7 +55,8 @@ def rotate(
 )
 def rotate_tables(
     x, dy, dcos, dsin, x_b: tl.int64, x_s: tl.int64, x_h: tl.int64, d_b: tl.int64, d_s: tl.int64, d_h: tl.int64,
-    seq: tl.int32, heads: tl.int32, pairs: tl.int32, INTERLEAVED: tl.constexpr, HEADS: tl.constexpr, PAIRS: tl.constexpr,
+    seq: tl.int32, heads: tl.int32, pairs: tl.int32,
+    INTERLEAVED: tl.constexpr, HEADS: tl.constexpr, PAIRS: tl.constexpr,
 ):  # fmt: skip
     """dcos and dsin [b, seq, pairs] fp32, summed over the heads in order; grid (b * seq,)."""
     token = tl.program_id(0).to(tl.int64)

@@ -1,5 +1,7 @@
 """silu(gate) * up of dense tensors of one shape, and its gradient."""
 
+# ruff: noqa: PLR0124 (branches on constants, NaN tests: the language is Triton)
+
 import triton
 import triton.language as tl
 
