@@ -6,7 +6,7 @@ import pytest
 import torch
 
 import fmcore as fm
-from fmcore_torch.math import linalg
+from fmcore_torch.math import linalg, reductions
 
 U = {torch.float16: 2.0**-11, torch.bfloat16: 2.0**-8, torch.float32: 2.0**-24}
 
@@ -25,6 +25,12 @@ def test_a_running_sum_in_half_does_not_stall(dtype):
     x = torch.ones(6000, dtype=dtype)
     got = fm.math.cumulative_sum(x).double()
     assert ((got - torch.arange(1.0, 6001)).abs() <= U[dtype] * got).all()
+
+
+@pytest.mark.parametrize("size", [0, 1, 2, 3, 8, 13])
+def test_the_scan_of_fixed_order(size):
+    x = torch.randn(2, size, 3, dtype=torch.float64, generator=torch.Generator().manual_seed(size))
+    assert torch.allclose(reductions.doubling_scan(x, 1), x.cumsum(1), rtol=1e-14, atol=1e-14)
 
 
 @pytest.mark.parametrize("name", ["sum", "prod", "cumulative_sum"])

@@ -19,6 +19,19 @@ def moved(value, device):
 
 @pytest.mark.gpu
 @pytest.mark.skipif(not torch.cuda.is_available(), reason="no device that torch calls cuda")
+def test_a_running_sum_is_reproducible_when_asked():
+    x = torch.randn(4, 100_000, device="cuda", requires_grad=True)
+    torch.use_deterministic_algorithms(True)
+    try:
+        first, second = (fm.math.cumulative_sum(x, axis=1) for _ in range(2))
+        first.sum().backward()
+    finally:
+        torch.use_deterministic_algorithms(False)
+    assert torch.equal(first, second)
+
+
+@pytest.mark.gpu
+@pytest.mark.skipif(not torch.cuda.is_available(), reason="no device that torch calls cuda")
 @pytest.mark.parametrize(("name", "dtype"), CELLS)
 def test_matches_the_oracle_on_the_accelerator(name, dtype, calls, check):
     for args, kwargs in calls(name, TORCH[dtype]):

@@ -8,7 +8,6 @@ from typing import TYPE_CHECKING, Any, Final
 import torch
 
 from fmcore.errors import InvalidInputError
-from fmcore_torch.math._half import HALF
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -88,19 +87,12 @@ def grouped_matmul_backward(
     *d_rows, rest = torch.split(grad, lengths)
     x_rows = torch.split(x, lengths)[:-1]
     dx = [d @ weight.mH for d, weight in zip(d_rows, w.unbind(0), strict=True)]
-    dw = [_weight_gradient(part.mH, d) for part, d in zip(x_rows, d_rows, strict=True)]
+    dw = [part.mH @ d for part, d in zip(x_rows, d_rows, strict=True)]
     return (
         torch.cat((*dx, rest.new_zeros((rest.shape[0], x.shape[1])))),
         torch.stack(dw) if dw else torch.zeros_like(w),
         None,
     )
-
-
-def _weight_gradient(left: Tensor, right: Tensor) -> Tensor:
-    """One contraction over the rows of a group; float16 contracts in float32, as rows are many and may overflow."""
-    if left.dtype in HALF and left.device.type == "cpu":
-        return (left.float() @ right.float()).to(left.dtype)
-    return left @ right
 
 
 IMPLS: Final[dict[str, Callable[..., Tensor]]] = {"matmul": matmul}

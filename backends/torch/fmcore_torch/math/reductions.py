@@ -93,12 +93,29 @@ def logsumexp(x: Tensor, *, axis: Sequence[int], keepdims: bool) -> Tensor:
 def cumulative_sum(x: Tensor, *, axis: int, dtype: torch.dtype, include_initial: bool) -> Tensor:
     """Running sum."""
     integer = not (dtype.is_floating_point or dtype.is_complex)
-    y = torch.cumsum(x, dim=axis, dtype=torch.int64 if integer else accumulator(dtype))
+    if not integer and x.device.type != "cpu" and torch.are_deterministic_algorithms_enabled():
+        y = doubling_scan(x.to(accumulator(dtype)), axis)
+    else:
+        y = torch.cumsum(x, dim=axis, dtype=torch.int64 if integer else accumulator(dtype))
     if include_initial:
         shape = list(x.shape)
         shape[axis] = 1
         y = torch.cat((y.new_zeros(shape), y), dim=axis)
     return y.to(dtype)
+
+
+def doubling_scan(x: Tensor, axis: int) -> Tensor:
+    """Running sum by log2(n) shifted additions, in one fixed order; torch.cumsum promises no order on accelerators.
+
+    Source: Hillis and Steele, "Data parallel algorithms", 1986.
+    """
+    size, step = x.shape[axis], 1
+    while step < size:
+        x = torch.cat(
+            (x.narrow(axis, 0, step), x.narrow(axis, step, size - step) + x.narrow(axis, 0, size - step)), axis
+        )
+        step *= 2
+    return x
 
 
 def softmax(x: Tensor, *, axis: int) -> Tensor:
