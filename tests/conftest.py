@@ -61,7 +61,7 @@ class Site:
             timeout=120,
             check=False,
             env=clean,
-            cwd=self.root,
+            cwd=self.root.parent,
         )
 
     def fmcore(self, *arguments: str, **environ: str) -> subprocess.CompletedProcess[str]:
@@ -85,7 +85,7 @@ class MadePlugin:
         caps: Caps | None = None,
         band: str = "native",
         vendor: str = "any",
-        priority: int = 0,
+        priority: int = 100,
         report: ProbeReport | Exception | None = None,
         fail: Exception | None = None,
         with_backward: bool = True,
@@ -153,6 +153,13 @@ def plugin() -> Iterator[Callable[..., MadePlugin]]:
     fm.set_policy()
     for name in names:
         fm.unregister_backend(name)
+
+
+@pytest.fixture
+def alone() -> Iterator[None]:
+    """Take the installed backends out, so that only made ones are candidates."""
+    with fm.use(block=tuple(b.name for b in fm.backends())):
+        yield
 
 
 @pytest.fixture

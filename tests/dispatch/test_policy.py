@@ -20,7 +20,7 @@ OP = "flashmask_attention"
 @pytest.fixture
 def pair(plugin):
     """Two backends that serve everything: ``first`` is preferred by priority."""
-    return plugin("first", priority=2), plugin("second", priority=1)
+    return plugin("first", priority=200), plugin("second", priority=150)
 
 
 def served_by(qkv, **options):
@@ -174,7 +174,7 @@ def test_tasks_keep_their_own_use(pair, qkv):
 def test_truth_table_of_strict(plugin, qkv, variable, explicit, failing):
     """Strict exactly when the argument says so, or it says nothing and FMCORE_STRICT does."""
     plugin("wanted", caps=Caps(where={"head_dim": OneOf(-1)}) if failing else None)
-    plugin("other", band="portable")
+    plugin("other", priority=50)
     strict = explicit if explicit is not None else variable == "1"
     config.reload({"FMCORE_STRICT": variable})
     try:
@@ -192,7 +192,7 @@ def test_truth_table_of_strict(plugin, qkv, variable, explicit, failing):
         config.reload()
 
 
-def test_one_warning_per_op_and_key(plugin, qkv):
+def test_one_warning_per_op_and_key(alone, plugin, qkv):
     plugin("picky", caps=Caps(dtypes={"float16"}))
     plugin("broad", band="portable")
     with pytest.warns(FallbackWarning) as caught:
@@ -206,7 +206,7 @@ def test_one_warning_per_op_and_key(plugin, qkv):
     assert len(caught) == 1
 
 
-def test_host_tensors_keep_their_order_under_an_accelerator_preference(plugin, qkv):
+def test_host_tensors_keep_their_order_under_an_accelerator_preference(alone, plugin, qkv):
     plugin("accelerator", vendor="acme", caps=Caps(device_types={"cuda"}))
     plugin("host", band="portable")
     with warnings.catch_warnings():

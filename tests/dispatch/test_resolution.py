@@ -185,7 +185,7 @@ def test_lengths_are_not_in_the_key(plugin):
 
 
 def test_a_registry_change_forgets_decisions(plugin, qkv):
-    plugin("alpha", band="portable")
+    plugin("alpha", priority=50)
     assert fm.explain(OP, *qkv).selected.backend == "alpha"
     fm.flashmask_attention(*qkv)
     beta = plugin("beta")
@@ -211,7 +211,7 @@ def test_readers_never_see_half_a_registry(plugin, qkv):
     for thread in threads:
         thread.start()
     for index in range(20):
-        plugin(f"guest{index}", priority=-5)
+        plugin(f"guest{index}", priority=5)
     stop.set()
     for thread in threads:
         thread.join()

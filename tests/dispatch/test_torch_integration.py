@@ -22,7 +22,7 @@ def leaves(qkv):
 @pytest.fixture
 def counted(plugin):
     """Two countable backends and the mask of two documents."""
-    return plugin("first", priority=2), plugin("second", priority=1)
+    return plugin("first", priority=200), plugin("second", priority=150)
 
 
 @pytest.fixture(autouse=True)
@@ -51,7 +51,7 @@ def test_no_autograd_function_without_a_gradient(counted, qkv):
     assert fm.flashmask_attention(q, k, v).grad_fn is not None
 
 
-def test_a_backend_without_backward_is_passed_over_where_a_gradient_is_needed(plugin, qkv):
+def test_a_backend_without_backward_is_passed_over_where_a_gradient_is_needed(alone, plugin, qkv):
     from fmcore.dispatch.caps import Caps
     from fmcore.errors import FallbackWarning
 
