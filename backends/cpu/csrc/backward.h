@@ -50,7 +50,8 @@ struct Backward {
         const Shape& n = a.n;
         nq = (n.sq + kTile - 1) / kTile;
         span = n.d + n.dv <= 256 ? 2 : 1;
-        while (span > 1 && n.b * n.hkv * ((mask.nk + span - 1) / span) < 2 * a.threads) span /= 2;
+        // The span groups the terms of dQ, so it may depend on the shape but never on the number of threads.
+        while (span > 1 && n.b * n.hkv * ((mask.nk + span - 1) / span) < 32) span /= 2;
         nkb = (mask.nk + span - 1) / span;
         dp = round_up<C>(n.d);
         dvp = round_up<C>(n.dv);

@@ -31,11 +31,15 @@ def _probe(env: ProbeEnv, *, deep: bool) -> ProbeReport:
     if not deep:
         return ProbeReport(available=True, reason=f"{MODULE} is there", evidence=(Evidence(MODULE, "found", "for"),))
     if env.torch() is None:
-        return ProbeReport(available=False, reason="torch is not installed", evidence=(Evidence("import torch", "missing", "against"),))
+        return ProbeReport(
+            available=False, reason="torch is not installed", evidence=(Evidence("import torch", "missing", "against"),)
+        )
     module = env.module(MODULE)
     if module is None:
         reason = f"{MODULE} does not load on this machine; reinstall fmcore-kernels from source here"
-        return ProbeReport(available=False, reason=reason, evidence=(Evidence(f"import {MODULE}", "failed", "against"),))
+        return ProbeReport(
+            available=False, reason=reason, evidence=(Evidence(f"import {MODULE}", "failed", "against"),)
+        )
     wanted = env.getenv(_build.ISA_VARIABLE) or "auto"
     try:
         module.set_isa(wanted)
@@ -66,5 +70,7 @@ def fmcore_doctor(backend: str) -> Mapping[str, str]:  # noqa: ARG001 (the plugi
     if error:
         failure = _build.failure()
         return {"kernels": error, **({"build": failure} if failure else {})}
-    built = ", ".join(f"{name}{'' if able else ' (not of this processor)'}" for name, able in _native.kernels().isa_list())
+    built = ", ".join(
+        f"{name}{'' if able else ' (not of this processor)'}" for name, able in _native.kernels().isa_list()
+    )
     return {"instruction sets built in": built, "in force": _native.isa(), "threads": str(_native.threads())}

@@ -38,7 +38,7 @@ def forward(
         deterministic: Always honoured.
 
     Returns:
-        out ``[b, s_q, h_q, dv]`` in q's dtype, and the natural-log lse ``[b, h_q, s_q]`` in float32 (float64 for float64).
+        out ``[b, s_q, h_q, dv]`` in q's dtype; the natural-log lse ``[b, h_q, s_q]`` in float32 (float64 for float64).
     """
     del deterministic
     q, k, v = rows_of(q), rows_of(k), rows_of(v)

@@ -1,0 +1,66 @@
+"""The same bits for any number of threads, in forked children, and under several callers at once."""
+
+from __future__ import annotations
+
+import hashlib
+import multiprocessing
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+
+from fmcore import masks
+from fmcore_cpu import attention
+
+pytestmark = pytest.mark.usefixtures("kernels")
+
+
+def digest(seed: int = 0, dtype: torch.dtype = torch.float32) -> str:
+    """Hash of everything that a forward and a backward give."""
+    generator = torch.Generator().manual_seed(seed)
+    q, k, v = (torch.randn(1, 700, heads, 32, generator=generator).to(dtype) for heads in (4, 2, 2))
+    mask = masks.causal_document([300, 37, 363])
+    out, lse = attention.forward(q, k, v, mask, softmax_scale=0.2)
+    grads = attention.backward(out, lse, q, k, v, out, lse, mask, softmax_scale=0.2)[:3]
+    state = hashlib.sha256()
+    for t in (out, lse, *grads):
+        state.update(t.contiguous().view(torch.uint8).numpy().tobytes())
+    return state.hexdigest()
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16], ids=str)
+def test_bits_do_not_depend_on_the_number_of_threads(dtype: torch.dtype) -> None:
+    found = set()
+    for threads in (1, 2, 3, 5, 16):
+        torch.set_num_threads(threads)
+        found |= {digest(dtype=dtype) for _ in range(3)}
+    assert len(found) == 1
+
+
+def test_callers_at_once() -> None:
+    torch.set_num_threads(3)
+    want = [digest(seed) for seed in range(4)]
+    with ThreadPoolExecutor(4) as pool:
+        assert list(pool.map(digest, list(range(4)) * 3)) == want * 3
+
+
+def _child(queue: multiprocessing.Queue[str]) -> None:
+    torch.set_num_threads(2)
+    queue.put(digest())
+
+
+@pytest.mark.filterwarnings("ignore:.*fork.*:DeprecationWarning")
+def test_forked_child_after_use_in_the_parent() -> None:
+    torch.set_num_threads(2)
+    want = digest()
+    context = multiprocessing.get_context("fork")
+    queue = context.Queue()
+    children = [context.Process(target=_child, args=(queue,)) for _ in range(2)]
+    for child in children:
+        child.start()
+    found = {queue.get(timeout=60) for _ in children}
+    for child in children:
+        child.join(60)
+        assert child.exitcode == 0
+    assert found == {want}
+    assert digest() == want
