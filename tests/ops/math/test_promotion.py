@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 import torch
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 import fmcore as fm
@@ -34,6 +34,7 @@ def test_agrees_with_numpy_where_the_standard_promotes(a, b):
         assert promote(a, b) is None
 
 
+@settings(deadline=None)
 @given(dtypes, dtypes)
 def test_symmetric_and_idempotent(a, b):
     assert promote(a, b) == promote(b, a)
@@ -43,6 +44,7 @@ def test_symmetric_and_idempotent(a, b):
         assert promote(common, a) == promote(common, b) == common
 
 
+@settings(deadline=None)
 @given(dtypes, dtypes, dtypes)
 def test_associative_where_defined(a, b, c):
     left, right = promote(a, b), promote(b, c)
@@ -50,6 +52,7 @@ def test_associative_where_defined(a, b, c):
         assert promote(left, c) == promote(a, right)
 
 
+@settings(deadline=None)
 @given(dtypes, dtypes, st.lists(st.integers(0, 3), max_size=2), st.lists(st.integers(0, 3), max_size=2))
 def test_the_dispatched_dtype_is_the_tables(a, b, s1, s2):
     x1, x2 = torch.zeros(s1).to(TORCH[a]), torch.zeros(s2).to(TORCH[b])

@@ -89,3 +89,27 @@ def test_functional_gradient_and_jacobian():
 def test_explain_takes_the_calls_own_arguments():
     decision = fm.explain("math.sum", torch.ones(2, 3), axis=-1)
     assert decision.impl.backend == "torch"
+
+
+def test_autocast_changes_no_dtype_and_no_value(values):
+    x = values(torch.float32, 4, 4)
+    ends = torch.tensor([1, 4])
+    functions = {
+        "matmul": lambda: fm.math.matmul(x, x),
+        "grouped": lambda: fm.math.grouped_matmul(x, torch.stack((x, x)), ends),
+        "softmax": lambda: fm.math.softmax(x),
+        "meta": lambda: fm.math.matmul(x.to("meta"), x.to("meta")).new_zeros(1, device="cpu"),
+    }
+    for name, function in functions.items():
+        plain = function()
+        with torch.autocast("cpu", dtype=torch.bfloat16):
+            assert torch.equal(function(), plain), name
+
+
+def test_autocast_leaves_gradients_in_their_dtype(values):
+    x, w = values(torch.float32, 4, 4).requires_grad_(), values(torch.float32, 2, 4, 4).requires_grad_()
+    with torch.autocast("cpu", dtype=torch.bfloat16):
+        loss = fm.math.sum(fm.math.grouped_matmul(x, w, torch.tensor([1, 4])))
+        under = torch.autograd.grad(loss, (x, w))
+    loss = fm.math.sum(fm.math.grouped_matmul(x, w, torch.tensor([1, 4])))
+    assert all(torch.equal(a, b) for a, b in zip(under, torch.autograd.grad(loss, (x, w)), strict=True))

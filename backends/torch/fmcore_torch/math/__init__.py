@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager, nullcontext
 from functools import wraps
 from typing import Any, Final
 
@@ -15,12 +16,24 @@ from fmcore_torch.math import elementwise, fourier, linalg, nn, reductions
 __all__ = ["IMPLS", "register"]
 
 
-def _contiguous(fn: Callable[..., Any]) -> Callable[..., Any]:
-    """Give outputs the layout that the ops promise: new and contiguous."""
+_autocasting = torch._C._is_any_autocast_enabled  # noqa: SLF001 (no public way to ask for every device type at once)
+
+
+def _no_autocast(tensor: torch.Tensor) -> AbstractContextManager[Any]:
+    kind = tensor.device.type
+    return torch.autocast(kind, enabled=False) if torch.amp.is_autocast_available(kind) else nullcontext()
+
+
+def _literal(fn: Callable[..., Any]) -> Callable[..., Any]:
+    """Give outputs the dtype and layout that the ops promise: autocast changes nothing, results are contiguous."""
 
     @wraps(fn)
     def call(*tensors: Any, **params: Any) -> Any:
-        result = fn(*tensors, **params)
+        if _autocasting():
+            with _no_autocast(tensors[0]):
+                result = fn(*tensors, **params)
+        else:
+            result = fn(*tensors, **params)
         if isinstance(result, torch.Tensor):
             return result.contiguous()
         return tuple(r.contiguous() for r in result)
@@ -29,10 +42,14 @@ def _contiguous(fn: Callable[..., Any]) -> Callable[..., Any]:
 
 
 IMPLS: Final[dict[str, Callable[..., Any]]] = {
-    name: _contiguous(fn)
-    for module in (elementwise, reductions, linalg, fourier, nn)
-    for name, fn in module.IMPLS.items()
+    name: _literal(fn) for module in (elementwise, reductions, linalg, fourier, nn) for name, fn in module.IMPLS.items()
 }
+
+
+def _literal_backward(grads: Any, inputs: Any, outputs: Any) -> Any:
+    """Run the backward under whatever autocast the caller has left, in the dtypes of the forward."""
+    with _no_autocast(inputs[0]):
+        return linalg.grouped_matmul_backward(grads, inputs, outputs)
 
 
 def caps(op: MathOp) -> Caps:
@@ -49,6 +66,6 @@ def register(registrar: Any) -> None:
     registrar.impl(
         "math.grouped_matmul",
         name="per_group",
-        backward=linalg.grouped_matmul_backward,
+        backward=_literal_backward,
         caps=Caps(dtypes=caps(OPS["grouped_matmul"]).dtypes, capture=False),
-    )(linalg.grouped_matmul)
+    )(_literal(linalg.grouped_matmul))
