@@ -30,6 +30,10 @@ MAX_OVER_L2 = 8.0
 ATTENTION_FORWARD = {"float16": 2.0, "bfloat16": 2.0, "float32": 64.0, "float64": 256.0}
 """Row-wise L2 of the output, in u (fp32 accumulation, one rounding)."""
 
+SCORE_SHARE = 32.0
+"""Scores carry a rounding error of their own size in the accumulation dtype, and the exponential turns it into a relative
+one: the forward bound is widened by ``max|score| / 32`` of its u (fp32 for half inputs, where it vanishes)."""
+
 ATTENTION_BACKWARD = {"float16": 4.0, "bfloat16": 4.0, "float32": 256.0, "float64": 1024.0}
 """Row-wise error of dq, dk and dv over (row norm + floor), in u."""
 
@@ -46,6 +50,12 @@ def lse_bound(dtype: str, lse: float, max_score: float) -> float:
         return 1e-11 + 64 * UNIT["float64"] * (abs(lse) + max_score)
     base = 1e-3 if dtype in HALF else 1e-5
     return base + 4 * UNIT["float32"] * (abs(lse) + max_score)
+
+
+def score_floor(dtype: str) -> float:
+    """Factor of ``row norm * max|score|`` that is added to a forward row's size (see ``SCORE_SHARE``)."""
+    accumulation = "float64" if dtype == "float64" else "float32"
+    return UNIT[accumulation] / UNIT[dtype] / SCORE_SHARE
 
 
 def reduction_units(dtype: str, length: int) -> float:

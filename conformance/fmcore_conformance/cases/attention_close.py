@@ -13,7 +13,7 @@ from fmcore_conformance.cases import attention_oracle as oracle
 from fmcore_conformance.cases.attention_probes import check_contract, check_masked_rows
 from fmcore_conformance.measure import check_absolute, check_bits, check_rows, exact, wide
 from fmcore_conformance.model import Measurement, Mismatch
-from fmcore_conformance.tolerances import ATTENTION_BACKWARD, ATTENTION_FORWARD, lse_bound
+from fmcore_conformance.tolerances import ATTENTION_BACKWARD, ATTENTION_FORWARD, lse_bound, score_floor
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -34,7 +34,8 @@ def check_forward(call: Call, out: Tensor, lse: Tensor, ref: oracle.Forward, dty
     check_contract(call, out, lse)
     if call.sink is None:
         check_masked_rows(out, lse, ref.lse == -torch.inf)
-    found = check_rows(out, ref.out, units=ATTENTION_FORWARD[dtype], dtype=dtype, what="out")
+    floor = score_floor(dtype) * ref.out.norm(dim=-1) * ref.max_score.transpose(1, 2)
+    found = check_rows(out, ref.out, units=ATTENTION_FORWARD[dtype], dtype=dtype, what="out", floor=floor)
     bound = torch.tensor(
         [lse_bound(dtype, v, m) for v, m in zip(ref.lse.reshape(-1).tolist(), ref.max_score.reshape(-1).tolist(), strict=True)],
         dtype=torch.float64,

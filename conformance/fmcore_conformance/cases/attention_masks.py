@@ -120,6 +120,11 @@ def _sliding(s_q: int, s_k: int, heads: int, g: Generator) -> Columns:
     return _stack((j + max(1, s_q // 9)).clamp(max=s_q)), True
 
 
+def _narrow(s_q: int, s_k: int, heads: int, g: Generator) -> Columns:
+    j = torch.arange(s_k)
+    return _stack((j + 300).clamp(max=s_q)), True
+
+
 def _causal_document(s_q: int, s_k: int, heads: int, g: Generator) -> Columns:
     return _stack(_of_document(s_k, documents(s_k)[1])), True
 
@@ -263,7 +268,7 @@ DEGENERATE: tuple[MaskSpec, ...] = (
 )
 """Edge cases of the format."""
 
-BY_NAME = {spec.name: spec for spec in (*FAMILIES, *DEGENERATE)}
+BY_NAME = {spec.name: spec for spec in (*FAMILIES, *DEGENERATE, MaskSpec("narrow_window", _narrow))}
 
 
 def make(name: str, *, s_q: int, s_k: int, g: Generator, batch: int = 1, heads: int = 1) -> RawMask:

@@ -1,0 +1,13 @@
+"""Backends with one planted fault each: the suite is tested by them, and nobody else sees them.
+
+They are not in the entry points. ``fmcore conform run --load fmcore_conformance.saboteurs --backend sabotage_lse_base_2``
+shows one being caught; ``honest_attention`` is the same code without a fault, and must pass.
+"""
+
+from __future__ import annotations
+
+from fmcore_conformance.saboteurs.base import Saboteur, load, saboteurs
+
+EMULATED = "backends of fmcore_conformance.saboteurs have faults planted on purpose"
+
+__all__ = ["EMULATED", "Saboteur", "load", "saboteurs"]
