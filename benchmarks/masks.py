@@ -3,8 +3,8 @@
 For every mask and length: building the mask on the host (``build``), canonicalising its ``startend_row_indices`` on the
 device (``canon``), the plan of 128 x 128 tiles (``plan``), and, where all pairs can be evaluated in a reasonable time,
 FlexAttention's ``create_block_mask`` for the same mask in the same run (``flex``). On an accelerator times are device
-times: events behind a sleeping kernel, so that the host's part is hidden; the host's part is given by itself. Every plan
-of a device is compared with the CPU's before it is timed. Writes a table and JSON under ``benchmarks/results``.
+times: events behind a sleeping kernel hide the host, whose part is given by itself. Every plan of a device is compared
+with the CPU's before it is timed. Writes a table and JSON under ``benchmarks/results``.
 """
 
 from __future__ import annotations

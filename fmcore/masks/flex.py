@@ -156,11 +156,15 @@ def to_block_mask(mask: Mask, *, block_q: int = BLOCK, block_k: int = BLOCK, hea
     mask_mod = to_mask_mod(mask, heads_q=heads_q)
     if heads_q is not None and mask.heads > 1:
         classes = classes.repeat_interleave(heads_q // mask.heads, dim=1)
-    lists = []
-    for value in (1, 2):
-        member = classes == value
-        order = torch.argsort(member, dim=-1, descending=True, stable=True)
-        lists += [member.sum(-1, dtype=torch.int32), order.to(torch.int32)]
+    members = [(classes == value).to(torch.int32) for value in (1, 2)]
+    counts = [member.sum(-1, dtype=torch.int32) for member in members]
+    first = [torch.argsort(member, dim=-1, descending=True, stable=True).to(torch.int32) for member in members]
     return BlockMask.from_kv_blocks(
-        *lists, BLOCK_SIZE=(block_q, block_k), mask_mod=mask_mod, seq_lengths=(mask.s_q, mask.s_k)
+        counts[0],
+        first[0],
+        counts[1],
+        first[1],
+        BLOCK_SIZE=(block_q, block_k),
+        mask_mod=mask_mod,
+        seq_lengths=(mask.s_q, mask.s_k),
     )

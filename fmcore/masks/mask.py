@@ -14,6 +14,8 @@ from fmcore.masks import _area
 from fmcore.masks._canonical import BLOCK, check_block_mask, hidden_intervals
 
 if TYPE_CHECKING:
+    from collections.abc import MutableMapping
+
     from fmcore.masks.plan import Plan
 
 __all__ = ["Mask"]
@@ -58,6 +60,9 @@ class Mask:
     is_causal_only: bool
     device: torch.device
     captured: bool
+    _copies: dict[Any, Any]
+    _plans: dict[Any, Plan]
+    _exact: float | None
 
     def __init__(
         self, planes: Tensor, *, s_q: int, mode: int, kind: str = "custom", block_mask: Tensor | None = None
@@ -115,9 +120,9 @@ class Mask:
         )
         held = _WRAPPED.get(planes)
         if held is not None and held[0] == key:
-            mask: Mask | None = held[2]()
-            if mask is not None:
-                return mask
+            known = held[2]()
+            if known is not None:
+                return known
         mask = cls(planes, s_q=s_q, mode=mode, kind=kind, block_mask=block_mask)
         if held is not None and held[0] == key:
             mask.__dict__["_plans"] = held[1]
@@ -197,9 +202,9 @@ class Mask:
 
     def exact_area(self) -> float:
         """Share of the (row, column) pairs that are visible, over batch and mask heads; waits for the device once."""
-        if self._exact is None:
-            self.__dict__["_exact"] = _area.exact_area(self)
-        exact: float = self._exact
+        exact = self._exact
+        if exact is None:
+            exact = self.__dict__["_exact"] = _area.exact_area(self)
         return exact
 
     def check_fits(self, *, batch: int, heads_q: int, heads_kv: int, s_q: int, s_k: int) -> None:
@@ -259,7 +264,7 @@ class Mask:
         )
 
 
-_WRAPPED: WeakIdKeyDictionary = WeakIdKeyDictionary()
+_WRAPPED: MutableMapping[Tensor, tuple[Any, dict[Any, Plan], weakref.ref[Mask]]] = WeakIdKeyDictionary()
 
 
 def _rebuild(planes: Tensor, s_q: int, mode: int, kind: str, block_mask: Tensor | None) -> Mask:

@@ -133,8 +133,9 @@ class Plan:
     @property
     def nbytes(self) -> int:
         """Bytes held by the plan's tensors."""
-        tensors = (self.q_partial, self.q_full, self.q_tiles, self.q_order)
-        tensors += (self.k_partial, self.k_full, self.k_tiles, self.k_order)
+        by_query = (self.q_partial, self.q_full, self.q_tiles, self.q_order)
+        by_key = (self.k_partial, self.k_full, self.k_tiles, self.k_order)
+        tensors = (*by_query, *by_key)
         return sum(t.numel() * t.element_size() for t in tensors)
 
     def classes(self) -> Tensor:

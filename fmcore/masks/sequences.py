@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
@@ -102,9 +104,10 @@ def from_nested(query: Tensor, key: Tensor | None = None, *, causal: bool) -> Ma
             raise InvalidInputError(
                 f"{name} must be a nested tensor of layout torch.jagged, got {type(nested).__name__}."
             )
-        if nested.lengths() is not None:
+        jagged: Any = nested  # torch's stubs give Tensor no offsets
+        if jagged.lengths() is not None:
             raise InvalidInputError(f"{name} has holes between its sequences; make it contiguous first.")
-        sides.append((nested.offsets(), nested.values().shape[0]))
+        sides.append((jagged.offsets(), jagged.values().shape[0]))
     (cu_q, s_q), (cu_k, s_k) = sides
     return from_cu_seqlens(cu_q, cu_k, causal=causal, s_q=s_q, s_k=s_k)
 

@@ -13,7 +13,7 @@ from fmcore.errors import InvalidInputError
 from fmcore.masks import DEGENERATE_MASKS, Mask, canonicalize, degenerate, degenerate_bounds, to_startend_row_indices
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(raw_bounds())
 def test_visibility_is_what_the_rule_says(case):
     indices, causal, s_q = case
@@ -23,7 +23,7 @@ def test_visibility_is_what_the_rule_says(case):
     assert mask.exact_area() == pytest.approx(dense.float().mean().item() if dense.numel() else 0.0)
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=100, deadline=None)
 @given(raw_bounds())
 def test_planes_are_canonical_and_canonicalising_again_changes_nothing(case):
     indices, causal, s_q = case

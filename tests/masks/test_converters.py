@@ -13,7 +13,7 @@ from fmcore.errors import InvalidInputError
 from fmcore.masks import canonicalize
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(raw_bounds())
 def test_dense_and_back(case):
     indices, causal, s_q = case
@@ -24,7 +24,7 @@ def test_dense_and_back(case):
     assert mask.mode == 2 or back.mode == 1
 
 
-@settings(max_examples=100, deadline=None)
+@settings(max_examples=60, deadline=None)
 @given(st.integers(0, 7), st.integers(0, 4), st.data())
 def test_any_dense_matrix_is_exact_or_names_its_column(s_q, s_k, data):
     bits = data.draw(st.lists(st.booleans(), min_size=s_q * s_k, max_size=s_q * s_k))
@@ -45,7 +45,7 @@ def test_dense_of_another_dtype_or_rank_is_refused():
         masks.from_dense(torch.zeros(2, 2, 2, dtype=torch.bool))
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(raw_bounds(max_size=10))
 def test_indices_and_back(case):
     indices, causal, s_q = case
@@ -130,7 +130,7 @@ def test_no_document_at_all_is_all_padding():
     assert not mask.dense().any()
 
 
-@settings(max_examples=150, deadline=None)
+@settings(max_examples=80, deadline=None)
 @given(st.lists(st.integers(-1, 3), min_size=0, max_size=9), st.booleans())
 def test_document_ids(ids, causal):
     s = len(ids)

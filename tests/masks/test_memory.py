@@ -50,5 +50,5 @@ def test_a_million_tokens_fit_in_memory_of_their_order(build):
     # Planes take 8 bytes a column; builders and areas work on a few int64 vectors at a time.
     assert built < 25 * 8 * SIZE / mebibyte
     # Dense would be 2**40 bytes. The lists take 4 bytes per visited pair, the class matrix at most one per pair.
-    pairs = (SIZE // 256) ** 2
+    pairs = (SIZE // tile) ** 2
     assert planned < built + (6 * visited + pairs) / mebibyte + 120

@@ -44,9 +44,9 @@ def build_plan(mask: Mask, planes: Tensor, block_mask: Tensor | None, block_q: i
         return build_plan_torch(mask, planes, block_mask, block_q, block_k)
     device = planes.device
     counts = torch.zeros(rows * 2 * (nq + nk), dtype=torch.int32, device=device)
-    q_partial, q_full, k_partial, k_full = counts.split([rows * nq, rows * nq, rows * nk, rows * nk])
+    q_partial, q_full, k_partial, k_full = torch.split(counts, [rows * nq, rows * nq, rows * nk, rows * nk])
     orders = torch.empty(rows * (nq + nk), dtype=torch.int32, device=device)
-    q_order, k_order = orders.split([rows * nq, rows * nk])
+    q_order, k_order = torch.split(orders, [rows * nq, rows * nk])
     q_tiles = torch.empty((rows, nq, nk), dtype=list_dtype(nk), device=device)
     k_tiles = torch.empty((rows, nk, nq), dtype=list_dtype(nq), device=device)
     classes = torch.empty((rows, nk, nq), dtype=torch.uint8, device=device)
