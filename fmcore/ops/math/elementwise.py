@@ -10,7 +10,7 @@ import torch
 from fmcore.errors import UnsupportedError
 from fmcore.ops.math._op import EXACT, Accuracy, MathOp, Meta, ParamSpec, pointwise
 from fmcore.ops.math.dtypes import INTEGER, KIND, NUMERIC, REAL, TORCH, dtype_name, real_of
-from fmcore.ops.math.shapes import broadcast
+from fmcore.ops.math.shapes import broadcast, same_shape
 
 if TYPE_CHECKING:
     from torch import Tensor
@@ -110,14 +110,14 @@ def _contiguous(tensors: tuple[Any, ...], _: Mapping[str, Any]) -> dict[str, Any
 
 def _pair_features(tensors: tuple[Any, ...], _: Mapping[str, Any]) -> dict[str, Any]:
     x1, x2 = tensors
-    return {"contiguous": x1.is_contiguous() and x2.is_contiguous(), "same_shape": x1.shape == x2.shape}
+    return {"contiguous": x1.is_contiguous() and x2.is_contiguous(), "same_shape": same_shape(x1.shape, x2.shape)}
 
 
 def _where_features(tensors: tuple[Any, ...], _: Mapping[str, Any]) -> dict[str, Any]:
     shape = tensors[0].shape
     return {
         "contiguous": all(t.is_contiguous() for t in tensors),
-        "same_shape": all(t.shape == shape for t in tensors),
+        "same_shape": all(same_shape(t.shape, shape) for t in tensors),
     }
 
 

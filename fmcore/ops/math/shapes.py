@@ -20,6 +20,7 @@ __all__ = [
     "normalize_axis",
     "reduced",
     "replaced",
+    "same_shape",
 ]
 
 Shape = tuple[int, ...]
@@ -32,7 +33,7 @@ def broadcast(op: str, *tensors: Tensor) -> Shape:
         InvalidInputError: The shapes do not broadcast.
     """
     first = tensors[0].shape
-    if len(tensors) == 2 and tensors[1].shape == first:
+    if len(tensors) == 2 and same_shape(first, tensors[1].shape):
         return first
     shape = broadcast_shapes(*(t.shape for t in tensors))
     if shape is None:
@@ -43,6 +44,11 @@ def broadcast(op: str, *tensors: Tensor) -> Shape:
     return shape
 
 
+def same_shape(a: Sequence[int], b: Sequence[int]) -> bool:
+    """Whether two shapes are equal; ranks first, as comparing symbolic sizes of unlike axes would fix them."""
+    return len(a) == len(b) and a == b
+
+
 def broadcast_shapes(*shapes: Sequence[int]) -> Shape | None:
     """Common shape, aligned from the right, or None.
 
@@ -50,7 +56,7 @@ def broadcast_shapes(*shapes: Sequence[int]) -> Shape | None:
     (3, 4)
     """
     first = shapes[0]
-    if all(shape == first for shape in shapes[1:]):
+    if all(same_shape(shape, first) for shape in shapes[1:]):
         return tuple(first)
     result = [1] * max(len(shape) for shape in shapes)
     for shape in shapes:

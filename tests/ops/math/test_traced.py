@@ -113,3 +113,21 @@ def test_autocast_leaves_gradients_in_their_dtype(values):
         under = torch.autograd.grad(loss, (x, w))
     loss = fm.math.sum(fm.math.grouped_matmul(x, w, torch.tensor([1, 4])))
     assert all(torch.equal(a, b) for a, b in zip(under, torch.autograd.grad(loss, (x, w)), strict=True))
+
+
+def test_export_keeps_a_free_length():
+    class Module(torch.nn.Module):
+        def forward(self, x, y):
+            return fm.math.sum(fm.math.add(fm.math.rms_norm(x), y), axis=-1)
+
+    length = torch.export.Dim("length")
+    program = torch.export.export(Module(), (torch.ones(3, 4), torch.ones(4)), dynamic_shapes=({0: length}, None))
+    x = torch.arange(28.0).reshape(7, 4)
+    assert torch.allclose(program.module()(x, torch.ones(4)), Module()(x, torch.ones(4)))
+
+
+def test_vmap_gives_the_batched_result(values):
+    x = values(torch.float64, 3, 5)
+    assert torch.equal(torch.func.vmap(fm.math.softmax)(x), fm.math.softmax(x))
+    halves = torch.func.vmap(lambda row: fm.math.astype(row, torch.bfloat16))(x)
+    assert torch.equal(halves, fm.math.astype(x, torch.bfloat16))
