@@ -53,8 +53,8 @@ def test_all_probes_together_claim_no_device_twice_here():
     code = (
         "import fmcore_cuda_hopper as a, fmcore_kunlun_xpu as b, fmcore_hygon_dcu as c, json\n"
         "from fmcore.dispatch.probes import ProbeEnv\n"
-        "claims = [(x.device_type, x.index, x.vendor) for m in (a, b, c) for r in m.fmcore_probe(ProbeEnv(), True).values() for x in r.claims]\n"
-        "print(json.dumps(claims))"
+        "reports = [r for m in (a, b, c) for r in m.fmcore_probe(ProbeEnv(), True).values()]\n"
+        "print(json.dumps([(x.device_type, x.index, x.vendor) for r in reports for x in r.claims]))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, timeout=120, check=True)
     claims = json.loads(done.stdout)

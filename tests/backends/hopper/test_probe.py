@@ -15,7 +15,7 @@ from fmcore_cuda_hopper.probe import probe
 H200 = ("NVIDIA H200", (9, 0), "")
 A100 = ("NVIDIA A100-SXM4-80GB", (8, 0), "")
 DRIVER = {
-    "/proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\n",
+    "/proc/driver/nvidia/version": "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release\n",
     "/proc/driver/nvidia/gpus/0000:18:00.0/information": "Model: \t\t NVIDIA H200\nIRQ:   \t\t 555\n",
 }
 XPU = {"/dev/xpu0": "", "/dev/xpuctrl": ""}

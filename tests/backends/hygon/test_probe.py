@@ -17,7 +17,7 @@ HY_SMI = '{"card0": {"HCU use (%)": "0.0"}, "card1": {"HCU use (%)": "0.0"}}'
 OLD_ROCM_SMI = (
     "DCU  Temp   AvgPwr  Perf  PwrCap  VRAM%  DCU%  Mode\n0    42.0C  30.0W   auto  300.0W  0%     0%    N/A\n"
 )
-AMD_ROCM_SMI = "GPU  Temp   AvgPwr  SCLK  MCLK  Fan  Perf  PwrCap  VRAM%  GPU%\n0    42.0C  30.0W  300Mhz  1Ghz  0%  auto  300W  0%  0%\n"
+AMD_ROCM_SMI = "GPU  Temp   AvgPwr  SCLK  MCLK  Perf  VRAM%  GPU%\n0    42.0C  30.0W  300Mhz  1Ghz  auto  0%  0%\n"
 
 
 def dcu(name):
