@@ -111,25 +111,20 @@ class Mask:
         """
         if _capturing(planes.device):
             return cls(planes, s_q=s_q, mode=mode, kind=kind, block_mask=block_mask)
-        key = (
-            s_q,
-            mode,
-            kind,
-            _version(planes),
-            None if block_mask is None else (id(block_mask), _version(block_mask)),
-        )
+        key = (s_q, mode, kind, _version(planes), None if block_mask is None else _version(block_mask))
         held = _WRAPPED.get(planes)
-        if held is not None and held[0] == key:
-            known = held[2]()
-            if known is not None:
-                return known
+        if held is None or held.key != key or held.block_mask() is not block_mask:
+            held = None
+        known = None if held is None else held.mask()
+        if known is not None:
+            return known
         mask = cls(planes, s_q=s_q, mode=mode, kind=kind, block_mask=block_mask)
-        if held is not None and held[0] == key:
-            mask.__dict__["_plans"] = held[1]
-            for plan in held[1].values():
+        if held is not None:
+            mask.__dict__["_plans"] = held.plans
+            for plan in held.plans.values():
                 plan.rebind(mask)
         if mask.planes is planes:  # a copy made contiguous would not see later changes of the original
-            _WRAPPED[planes] = (key, mask._plans, weakref.ref(mask))
+            _WRAPPED[planes] = _Wrapped(key, mask, block_mask)
         return mask
 
     def planes_on(self, device: torch.device | str | None = None) -> Tensor:
@@ -176,7 +171,8 @@ class Mask:
         from fmcore.masks.plan import build_plan
 
         where = self.device if device is None else _indexed(device)
-        key = (block_q, block_k, where, _version(self.planes))
+        keep = self.block_mask
+        key = (block_q, block_k, where, _version(self.planes), None if keep is None else _version(keep))
         plan: Plan | None = self._plans.get(key)
         if plan is None:
             plan = build_plan(self, block_q, block_k, where)
@@ -264,7 +260,23 @@ class Mask:
         )
 
 
-_WRAPPED: MutableMapping[Tensor, tuple[Any, dict[Any, Plan], weakref.ref[Mask]]] = WeakIdKeyDictionary()
+class _Wrapped:
+    """What is remembered of planes that were wrapped: nothing that keeps the planes or the mask alive."""
+
+    __slots__ = ("block_mask", "key", "mask", "plans")
+
+    def __init__(self, key: tuple[Any, ...], mask: Mask, block_mask: Tensor | None) -> None:
+        self.key = key
+        self.mask = weakref.ref(mask)
+        self.plans = mask._plans  # noqa: SLF001 -- a part of Mask
+        self.block_mask = _nothing if block_mask is None else weakref.ref(block_mask)
+
+
+def _nothing() -> None:
+    """Stand in for a weak reference to None."""
+
+
+_WRAPPED: MutableMapping[Tensor, _Wrapped] = WeakIdKeyDictionary()
 
 
 def _rebuild(planes: Tensor, s_q: int, mode: int, kind: str, block_mask: Tensor | None) -> Mask:

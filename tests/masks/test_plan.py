@@ -169,6 +169,21 @@ def test_planes_seen_before_yield_the_same_mask_and_plan():
     assert changed.plan(16, 16) is not plan
 
 
+def test_another_block_mask_is_another_mask_even_at_the_same_address():
+    planes = masks.causal(256).planes.clone()
+
+    def wrap(keep):
+        blocks = torch.tensor(keep, dtype=torch.int32).view(1, 1, 2, 2)
+        return masks.Mask.from_planes(planes, s_q=256, mode=1, block_mask=blocks).plan(128, 128).visited
+
+    assert [wrap(keep) for keep in ([1, 0, 1, 1], [1, 0, 0, 1], [1, 0, 0, 0])] == [3, 2, 1]
+    blocks = torch.ones(1, 1, 2, 2, dtype=torch.int32)
+    mask = masks.Mask.from_planes(planes, s_q=256, mode=1, block_mask=blocks)
+    assert masks.Mask.from_planes(planes, s_q=256, mode=1, block_mask=blocks) is mask
+    blocks[0, 0, 1, 0] = 0
+    assert masks.Mask.from_planes(planes, s_q=256, mode=1, block_mask=blocks).plan(128, 128).visited == 2
+
+
 def test_planes_may_die():
     planes = masks.causal(50).planes.clone()
     plan = masks.Mask.from_planes(planes, s_q=50, mode=1).plan(16, 16)
