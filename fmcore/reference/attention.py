@@ -1,11 +1,12 @@
 """The oracle of attention: the textbook formulas in float64, some rows at a time.
 
     S = scale * Q K^T;  S = softcap * tanh(S / softcap);  P = exp(S - lse) on visible pairs, 0 elsewhere;  O = P V
-    dP = dO V^T;  dS = P * (dP - rowsum(dO * O) + dlse) * (1 - (S / softcap)^2);  dQ = scale * dS K;  dK = scale * dS^T Q
+    dV = P^T dO;  dP = dO V^T;  dS = P * (dP - rowsum(dO * O) + dlse) * (1 - (S / softcap)^2)
+    dQ = scale * dS K;  dK = scale * dS^T Q
 
-Whatever comes in is widened to float64 on the host, so half inputs are exact; scores exist for a bounded number of pairs
-at a time. Only visible pairs take part: a NaN at a hidden key reaches nothing. The backward recomputes everything from
-the inputs and reads neither the rounded output nor the rounded lse.
+Whatever comes in is widened to float64 on the host, so half inputs are exact; scores exist for a bounded number of
+pairs at a time. Only visible pairs take part: a NaN at a hidden key reaches nothing. The backward recomputes everything
+from the inputs and reads neither the rounded output nor the rounded lse.
 """
 
 from __future__ import annotations
@@ -50,7 +51,7 @@ def forward(
         deterministic: Always honoured.
 
     Returns:
-        out ``[b, s_q, h_q, dv]`` in q's dtype and the natural-log lse ``[b, h_q, s_q]`` in float32 (float64 for float64).
+        out ``[b, s_q, h_q, dv]`` in q's dtype; lse ``[b, h_q, s_q]``, natural log, float32 (float64 for float64).
     """
     del deterministic
     out, lse = exact_forward(q, k, v, mask, softmax_scale=softmax_scale, softcap=softcap, sink=sink)
@@ -85,7 +86,14 @@ def backward(
 
 
 def exact_forward(
-    q: Tensor, k: Tensor, v: Tensor, mask: Mask, *, softmax_scale: float, softcap: float = 0.0, sink: Tensor | None = None
+    q: Tensor,
+    k: Tensor,
+    v: Tensor,
+    mask: Mask,
+    *,
+    softmax_scale: float,
+    softcap: float = 0.0,
+    sink: Tensor | None = None,
 ) -> tuple[Tensor, Tensor]:
     """As :func:`forward`, unrounded: out and lse in float64 on the host."""
     problem = _Problem.of(q, k, v, mask, softmax_scale, softcap, sink)
@@ -112,7 +120,9 @@ def exact_backward(
     """As :func:`backward`, unrounded: dq, dk, dv and dsink (None without a sink) in float64 on the host."""
     problem = _Problem.of(q, k, v, mask, softmax_scale, softcap, sink)
     grad = _query_heads(dout, k.shape[2])
-    dlse = torch.zeros(problem.q.shape[:4], dtype=torch.float64) if dlse is None else _wide(dlse).view(problem.q.shape[:4])
+    dlse = (
+        torch.zeros(problem.q.shape[:4], dtype=torch.float64) if dlse is None else _wide(dlse).view(problem.q.shape[:4])
+    )
     dq, dk, dv = (torch.zeros_like(t) for t in (problem.q, problem.k, problem.v))
     dsink = None if problem.sink is None else torch.zeros_like(problem.sink)
     for rows in problem.chunks():
@@ -144,20 +154,22 @@ def gradient_floors(
     """Size, row by row, of the terms that may cancel in each gradient.
 
     A gradient row is a sum whose terms can cancel completely (dq of a row with one visible key is exactly 0), so an
-    honest kernel's error is proportional to the size of the terms, not of the sum. With W = P * (|dP| + |delta| + |dlse|),
-    times the slope of the soft cap, the floors are the row norms of::
+    honest kernel's error is proportional to the size of the terms, not of the sum. With
+    W = P * (|dP| + |delta| + |dlse|), times the slope of the soft cap, the floors are the row norms of::
 
         scale * W |K|  (dq),    scale * W^T |Q|  (dk),    P^T |dO|  (dv)
 
-    and the bound that a gradient must keep is ``|error row| <= c * u * (|reference row| + floor)``; ``docs/numerics.md``
-    says how c was found.
+    and a gradient must keep ``|error row| <= c * u * (|reference row| + floor)``; ``docs/numerics.md`` says how c was
+    found.
 
     Returns:
         Floors of dq ``[b, s_q, h_q]``, dk and dv ``[b, s_k, h_kv]``, float64 on the host.
     """
     problem = _Problem.of(q, k, v, mask, softmax_scale, softcap, sink)
     grad = _query_heads(dout, k.shape[2])
-    extra = torch.zeros(problem.q.shape[:4], dtype=torch.float64) if dlse is None else _wide(dlse).view(problem.q.shape[:4])
+    extra = (
+        torch.zeros(problem.q.shape[:4], dtype=torch.float64) if dlse is None else _wide(dlse).view(problem.q.shape[:4])
+    )
     dq, dk, dv = (torch.zeros_like(t) for t in (problem.q, problem.k, problem.v))
     for rows in problem.chunks():
         batch = rows[0]
@@ -185,7 +197,7 @@ class _Chunk:
 
 @dataclass(frozen=True)
 class _Problem:
-    """The inputs in float64: q ``[b, h_kv, group, s_q, d]``, k and v ``[b, h_kv, 1, s_k, ...]``, sink ``[h_kv, group]``."""
+    """Inputs in float64: q ``[b, h_kv, group, s_q, d]``, k and v ``[b, h_kv, 1, s_k, n]``, sink ``[h_kv, group]``."""
 
     q: Tensor
     k: Tensor
@@ -236,7 +248,7 @@ class _Problem:
         return _Chunk(visible, p, slope.masked_fill(~visible, 0.0), lse, p_sink)
 
     def row_terms(self, chunk: _Chunk, dO: Tensor, batch: slice) -> tuple[Tensor, Tensor]:
-        """delta = rowsum(dO * O), and dP = dO V^T on visible pairs."""
+        """Return delta = rowsum(dO * O), and dP = dO V^T on visible pairs."""
         out = _weigh(chunk.p, chunk.visible, self.v[batch])
         dP = (dO @ self.v[batch].mT).masked_fill(~chunk.visible, 0.0)
         return (dO * out).sum(-1), dP
@@ -275,7 +287,7 @@ def _rows_first(t: Tensor) -> Tensor:
 
 
 def _weigh(weights: Tensor, visible: Tensor, values: Tensor) -> Tensor:
-    """``weights @ values`` summed over visible pairs only: hidden NaN and infinite values do not count, visible ones do."""
+    """``weights @ values`` over visible pairs only: hidden NaN and infinite values do not count, visible ones do."""
     finite = values.isfinite()
     if bool(finite.all()):
         return weights @ values

@@ -14,7 +14,9 @@ from fmcore import masks
 from fmcore.reference import attention as oracle
 
 
-def by_loops(q: Any, k: Any, v: Any, visible: Any, *, softmax_scale: float, softcap: float = 0.0, sink: Any = None) -> Any:
+def by_loops(
+    q: Any, k: Any, v: Any, visible: Any, *, softmax_scale: float, softcap: float = 0.0, sink: Any = None
+) -> Any:
     """Attention of nested lists [b][s][h][d] with math.exp and nothing else; ``visible(b, h, i, j)``."""
     out, lse = {}, {}
     for n, h, i in itertools.product(range(len(q)), range(len(q[0][0])), range(len(q[0]))):
@@ -27,7 +29,9 @@ def by_loops(q: Any, k: Any, v: Any, visible: Any, *, softmax_scale: float, soft
         total = sum(math.exp(s) for s in scores.values()) + (0.0 if sink is None else math.exp(sink[h]))
         lse[n, h, i] = math.log(total) if total else -math.inf
         width = len(v[0][0][0])
-        out[n, i, h] = [sum(math.exp(s) * v[n][j][kv][c] for j, s in scores.items()) / (total or 1.0) for c in range(width)]
+        out[n, i, h] = [
+            sum(math.exp(s) * v[n][j][kv][c] for j, s in scores.items()) / (total or 1.0) for c in range(width)
+        ]
     return out, lse
 
 
@@ -79,7 +83,18 @@ def test_forward_equals_loops(mask: Any, options: dict[str, Any]) -> None:
         assert float(lse[n, h, i]) == pytest.approx(value, rel=1e-12, abs=1e-12)
 
 
-def by_autograd(q: Any, k: Any, v: Any, m: Any, dout: Any, dlse: Any, *, softmax_scale: float, softcap: float = 0.0, sink: Any = None) -> Any:
+def by_autograd(
+    q: Any,
+    k: Any,
+    v: Any,
+    m: Any,
+    dout: Any,
+    dlse: Any,
+    *,
+    softmax_scale: float,
+    softcap: float = 0.0,
+    sink: Any = None,
+) -> Any:
     """Gradients by torch's autograd of a dense formula."""
     leaves = [t.clone().requires_grad_() for t in (q, k, v, *([] if sink is None else [sink]))]
     group, heads = q.shape[2] // k.shape[2], q.shape[2]

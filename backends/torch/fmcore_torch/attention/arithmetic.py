@@ -2,8 +2,8 @@
 
 Sums are always float32 (float64 for float64). float16 and bfloat16 are multiplied
 
-- as they are where the device's matrix product hands out float32 sums (``torch.bmm(..., out_dtype=)``): probabilities and
-  their gradients are rounded to the input dtype first, as every tuned kernel does;
+- as they are where the device's matrix product hands out float32 sums (``torch.bmm(..., out_dtype=)``): probabilities
+  and their gradients are rounded to the input dtype first, as every tuned kernel does;
 - in float32 everywhere else, on the CPU in particular: products of half numbers are exact there, nothing is rounded
   before the end, and CPUs without half-precision units emulate half products slowly anyway.
 """
@@ -69,7 +69,7 @@ def arithmetic(dtype: torch.dtype, device: torch.device) -> Arithmetic:
 
 @lru_cache(maxsize=64)
 def sums_half_products(device: torch.device, dtype: torch.dtype) -> bool:
-    """Whether the device multiplies ``dtype`` with float32 sums and says what they are; asked once, by a sum that needs it.
+    """Whether the device multiplies ``dtype`` with float32 sums and hands them out; asked once, by a sum that needs it.
 
     4096 + 1 and 2048 + 1 exist in neither bfloat16 nor float16, so a result that was rounded on the way shows.
     """

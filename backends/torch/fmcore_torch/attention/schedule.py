@@ -1,12 +1,13 @@
 """Which key columns each query tile reads, as a plain Python walk that is made once per plan.
 
 The plan's classes are read on the host. Heads (and batches) whose tiles are nearly the same share one walk, so that a
-shared mask costs one walk and a mask per head costs as few as its tiles allow; visible tiles that lie side by side become
-one range, so that a matrix product is as long as the mask permits and a contiguous range is read without a copy.
+shared mask costs one walk and a mask per head costs as few as its tiles allow; visible tiles that lie side by side
+become one range, so that a matrix product is as long as the mask permits and a contiguous range is read without a copy.
 """
 
 from __future__ import annotations
 
+import itertools
 import weakref
 from dataclasses import dataclass
 
@@ -47,7 +48,7 @@ class QueryTile:
 
 @dataclass(frozen=True)
 class Group:
-    """Mask batches and mask heads that share a walk, its query tiles, and the tile pairs it visits (for all of them)."""
+    """Mask batches and heads that share a walk, its query tiles, and the tile pairs it visits (for all of them)."""
 
     batches: slice
     heads: slice
@@ -110,9 +111,7 @@ def _union(classes: Tensor) -> Tensor:
     return torch.where(low == 2, 2, (high > 0).to(torch.uint8)).to(torch.uint8)
 
 
-def _tiles(
-    classes: Tensor, block_q: int, block_k: int, s_q: int, s_k: int, width: int
-) -> tuple[QueryTile, ...]:
+def _tiles(classes: Tensor, block_q: int, block_k: int, s_q: int, s_k: int, width: int) -> tuple[QueryTile, ...]:
     """Runs of equal class, row by row, packed into segments."""
     nq, nk = classes.shape
     edge = torch.full((nq, 1), 255, dtype=torch.uint8)
@@ -124,7 +123,7 @@ def _tiles(
     tiles = []
     for i, row in enumerate(cuts):
         runs = []
-        for a, b in zip(row, row[1:], strict=False):
+        for a, b in itertools.pairwise(row):
             kind = kinds[i][a] if kinds else int(classes[i, a])
             if kind:
                 runs.append((a * block_k, min(s_k, b * block_k), kind == 1))

@@ -1,7 +1,7 @@
 """The walk over visible tiles that forward and backward share: operands in tile order, and the mask of a tile.
 
-Operands lie head by head, and the query heads of a KV head lie side by side in each row: ``[b, h_kv, s_q, group, d]``. So
-the rows of a tile with all their query heads are one matrix against one key matrix, and keys are never repeated.
+Operands lie head by head, and the query heads of a KV head lie side by side in each row: ``[b, h_kv, s_q, group, d]``.
+So the rows of a tile with all their query heads are one matrix against one key matrix, and keys are never repeated.
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from fmcore.masks import Mask
 from fmcore_torch.attention.arithmetic import Arithmetic
 from fmcore_torch.attention.schedule import Group, QueryTile, Segment, schedule
 
-__all__ = ["Part", "Walk", "keys_first", "pack_rows", "unpack_rows"]
+__all__ = ["Part", "Walk", "keys_first", "pack_rows"]
 
 BLOCK = 128
 """Rows and columns of an entry of a mask's ``block_mask``."""
@@ -178,11 +178,6 @@ def _share(hidden: Tensor, batches: slice, first_batch: int, heads: slice, first
 def pack_rows(t: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
     """``[b, s_q, h_q, n]`` as contiguous ``[b, heads, s_q, h_q // heads, n]`` in ``dtype``."""
     return t.unflatten(2, (heads, t.shape[2] // heads)).transpose(1, 2).to(dtype).contiguous()
-
-
-def unpack_rows(t: Tensor) -> Tensor:
-    """The inverse view: ``[b, h_kv, s_q, group, n]`` as ``[b, s_q, h_q, n]``."""
-    return t.transpose(1, 2).flatten(2, 3)
 
 
 def keys_first(t: Tensor, dtype: torch.dtype) -> Tensor:
