@@ -43,6 +43,11 @@ class _Lazy(click.Group):
     def invoke(self, ctx: click.Context) -> object:
         try:
             return super().invoke(ctx)
+        except ModuleNotFoundError as error:
+            if error.name != "torch":
+                raise
+            click.echo(f"this needs torch, which does not import: {error}; `fmcore doctor` works without it", err=True)
+            sys.exit(EXIT_NOTHING)
         except FmcoreError as error:
             click.echo(f"{type(error).__name__}: {error}", err=True)
             codes = {InvalidInputError: EXIT_USAGE, UnsupportedError: EXIT_NOTHING}

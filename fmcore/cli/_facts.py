@@ -179,7 +179,7 @@ def problems(facts: dict[str, Any]) -> list[str]:
     found += [
         f"{b['name']}: fmcore_doctor raised {b['own_lines']['error']}"
         for b in facts["backends"]
-        if "error" in b["own_lines"]
+        if "error" in b["own_lines"] and b["state"] == "available"
     ]
     if "foreign" in facts["fmcore"]:
         found.append(facts["fmcore"]["foreign"])

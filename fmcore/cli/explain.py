@@ -91,7 +91,7 @@ def _show(decision: Decision) -> None:
             *([("note", decision.fallback)] if decision.fallback else []),
         ],
     )
-    rows = []
+    rows: list[tuple[str, str, str]] = []
     for candidate in decision.candidates:
         texts = [str(reason) for reason in candidate.reasons] or [""]
         rows.append((candidate.id, candidate.verdict, texts[0]))

@@ -270,12 +270,13 @@ class PluginManager:
         if usable:
             from fmcore import ops
 
-            registrar = Registrar(usable, tuple(m.name for m in plugin.metas), ops.feature_names())
+            names = tuple(m.name for m in plugin.metas)
+            registrar = Registrar(usable, names, {})
             try:
+                # The ops need torch: where it is missing, loading goes on and this plugin's impls are marked.
+                registrar = Registrar(usable, names, ops.feature_names())
                 with contextlib.redirect_stdout(printed):
-                    self._call(
-                        plugin, "fmcore_register_impls", registrar=registrar, spec_version=SPEC_VERSION
-                    )
+                    self._call(plugin, "fmcore_register_impls", registrar=registrar, spec_version=SPEC_VERSION)
             except (Exception, SystemExit):  # noqa: BLE001 (the guarded place: what was registered before stays, the failure is shown)
                 for name in usable:
                     registrar.broken.append(BrokenImpl("*", name, "fmcore_register_impls", traceback.format_exc()))

@@ -49,7 +49,12 @@ def test_everything_wrong_at_once(sick):
     assert rows["FMCORE_BAKEND"]["doc"] == "not known to fmcore; ignored"
     assert rows["FMCORE_HML_LIBRARY"]["owner"] == "hygon_hml"
     problems = "\n".join(data["problems"])
-    for words in ("backend boom is broken", "another project of the same import name", "torch does not import"):
+    for words in (
+        "backend boom is broken",
+        "quack",
+        "another project of the same import name",
+        "torch does not import",
+    ):
         assert words in problems
 
 
@@ -63,6 +68,13 @@ def test_the_same_for_people(sick):
         "pip uninstall fmcore",
     ):
         assert words in done.stdout
+
+
+def test_what_needs_torch_says_so(sick):
+    for arguments in (("list",), ("explain", "math.add")):
+        done = sick.fmcore(*arguments)
+        assert done.returncode == 3, done.stderr
+        assert done.stderr.startswith("this needs torch, which does not import")
 
 
 def test_shallow_imports_no_plugin_and_no_torch(sick):
