@@ -1,4 +1,4 @@
-"""Several ranks on one machine: start gloo processes, run one function in each, collect what happened, leave nobody behind."""
+"""Several ranks on one machine: start gloo processes, run a function in each, collect what happened, leave nobody."""
 
 from __future__ import annotations
 
@@ -13,6 +13,7 @@ import time
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -70,7 +71,9 @@ def run_world(
         for rank in range(ranks):
             ours, theirs = context.Pipe(duplex=False)
             process = context.Process(
-                target=_rank_main, args=(theirs, rank, ranks, str(Path(folder) / "store"), group_timeout, work), daemon=True
+                target=_rank_main,
+                args=(theirs, rank, ranks, str(Path(folder) / "store"), group_timeout, work),
+                daemon=True,
             )
             with _plain_main():
                 process.start()
@@ -142,8 +145,6 @@ def _function(module: str, file: str, name: str) -> Callable[..., Any]:
 
 
 def _rank_main(pipe: Connection, rank: int, ranks: int, store: str, group_timeout: float, work: bytes) -> None:
-    import datetime
-
     import torch
     import torch.distributed as dist
 
@@ -155,10 +156,10 @@ def _rank_main(pipe: Connection, rank: int, ranks: int, store: str, group_timeou
         fn = _function(*where)
         dist.init_process_group(
             "gloo",
-            store=dist.FileStore(store, ranks),
+            init_method=f"file://{store}",
             rank=rank,
             world_size=ranks,
-            timeout=datetime.timedelta(seconds=group_timeout),
+            timeout=timedelta(seconds=group_timeout),
         )
         started = time.monotonic()
         outcome = Outcome(rank, fn(dist.group.WORLD, *args), seconds=time.monotonic() - started)

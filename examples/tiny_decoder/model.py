@@ -58,7 +58,8 @@ class Experts(nn.Module):
         sent = fm.moe.dispatch(x, fm.moe.layout(idx, self.shape.experts, group=self.group), idx, weight, timeout=60.0)
         rows = fm.moe.to_experts(sent)
         inner = fm.math.swiglu(
-            fm.math.grouped_matmul(rows.rows, self.gate, rows.ends), fm.math.grouped_matmul(rows.rows, self.up, rows.ends)
+            fm.math.grouped_matmul(rows.rows, self.gate, rows.ends),
+            fm.math.grouped_matmul(rows.rows, self.up, rows.ends),
         )
         slots = fm.moe.from_experts(fm.math.grouped_matmul(inner, self.down, rows.ends), rows)
         return fm.moe.combine(slots, sent.handle, sent.topk_weights, weighted=True)[0]
@@ -79,9 +80,7 @@ class Layer(nn.Module):
     def forward(self, x: Tensor, mask: Any, cos: Tensor, sin: Tensor) -> Tensor:
         """Return [b, s, width]."""
         normed = fm.math.rms_norm(x, self.norms[0])
-        q, k, v = (
-            fm.math.matmul(normed, w).unflatten(-1, (-1, self.shape.head_dim)) for w in (self.q, self.k, self.v)
-        )
+        q, k, v = (fm.math.matmul(normed, w).unflatten(-1, (-1, self.shape.head_dim)) for w in (self.q, self.k, self.v))
         q, k = fm.math.rotary(q, cos, sin), fm.math.rotary(k, cos, sin)
         seen = fm.flashmask_attention(q, k, v, mask=mask).flatten(2)
         x = fm.math.add(x, fm.math.matmul(seen, self.o))
@@ -98,7 +97,9 @@ class Decoder(nn.Module):
         self.layers = nn.ModuleList([Layer(shape, group, 100 * (n + 1)) for n in range(shape.layers)])
         self.norm = nn.Parameter(torch.ones(shape.width))
         self.head = weights(shape.width, shape.vocabulary, seed=2)
-        angle = torch.arange(shape.sequence)[:, None] * 1e4 ** -(torch.arange(shape.head_dim // 2) / (shape.head_dim // 2))
+        angle = torch.arange(shape.sequence)[:, None] * 1e4 ** -(
+            torch.arange(shape.head_dim // 2) / (shape.head_dim // 2)
+        )
         self.register_buffer("cos", angle.cos())
         self.register_buffer("sin", angle.sin())
 
@@ -112,7 +113,9 @@ class Decoder(nn.Module):
 
 def one_hot(tokens: Tensor, vocabulary: int) -> Tensor:
     """Return fp32 [..., vocabulary]."""
-    return fm.math.astype(fm.math.equal(tokens[..., None], torch.arange(vocabulary, device=tokens.device)), torch.float32)
+    return fm.math.astype(
+        fm.math.equal(tokens[..., None], torch.arange(vocabulary, device=tokens.device)), torch.float32
+    )
 
 
 def cross_entropy(logits: Tensor, hot: Tensor) -> Tensor:

@@ -1,18 +1,19 @@
 """Train the tiny decoder on the text beside this file; its experts are spread over the ranks.
 
-``python train.py`` starts two gloo processes. ``torchrun --nproc-per-node=N train.py`` uses N processes and, where there
-are enough accelerators, one accelerator and its collective library each.
+``python train.py`` starts two gloo processes. ``torchrun --nproc-per-node=N train.py`` uses N processes; where there
+are enough accelerators, each has one and they speak its collective library.
 """
 
 from __future__ import annotations
 
 import argparse
-import datetime
 import json
 import os
 import sys
 import tempfile
 import time
+from datetime import timedelta
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -38,7 +39,12 @@ def sequences(length: int) -> list[tuple[torch.Tensor, list[int]]]:
     packed = []
     for start in range(0, len(stream) - length, length):
         cuts = [start, *(m for m in marks if start < m < start + length), start + length]
-        packed.append((torch.tensor(list(stream[start : start + length + 1])), [b - a for a, b in zip(cuts, cuts[1:], strict=False)]))
+        packed.append(
+            (
+                torch.tensor(list(stream[start : start + length + 1])),
+                [b - a for a, b in pairwise(cuts)],
+            )
+        )
     return packed
 
 
@@ -103,8 +109,8 @@ def run(rank: int, ranks: int, steps: int, store: str | None, trace: str, out: s
     if many:
         torch.accelerator.set_device_index(local)
     backend = dist.get_default_backend_for_device(device) if many else "gloo"
-    where = {"store": dist.FileStore(store, ranks), "rank": rank, "world_size": ranks} if store else {}
-    dist.init_process_group(backend, timeout=datetime.timedelta(seconds=120), **where)
+    where = {"init_method": f"file://{store}", "rank": rank, "world_size": ranks} if store else {}
+    dist.init_process_group(backend, timeout=timedelta(seconds=120), **where)
     losses = train(rank, ranks, steps, dist.group.WORLD, device, trace)
     if rank == 0:
         first, last = sum(losses[:10]) / 10, sum(losses[-10:]) / 10
@@ -112,7 +118,9 @@ def run(rank: int, ranks: int, steps: int, store: str | None, trace: str, out: s
         for op, impls in sorted(served(trace).items()):
             print(f"  {op:24s} {', '.join(sorted(impls))}")
         if out:
-            Path(out).write_text(json.dumps({"losses": losses, "served": {op: sorted(i) for op, i in served(trace).items()}}))
+            Path(out).write_text(
+                json.dumps({"losses": losses, "served": {op: sorted(i) for op, i in served(trace).items()}})
+            )
     dist.barrier()
     dist.destroy_process_group()
 

@@ -1,15 +1,16 @@
+# ruff: noqa: FBT001, FBT002 (the signatures are another project's)
 """DeepEP's first interface over fmcore: programs written for it change their import.
 
-``from fmcore.compat import deep_ep`` instead of ``import deep_ep``. Names, signatures and the number and order of what is
-returned are those of DeepEP V1; the work is done by whichever backend fmcore chooses. Differences, all of them wider:
+``from fmcore.compat import deep_ep`` instead of ``import deep_ep``. Names, signatures and the number and order of what
+is returned are those of DeepEP V1; the work is done by whichever backend fmcore chooses. It is wider in this:
 
 * any H, any K, any number of ranks; bf16, fp16, fp32, fp64 and complex rows combine; any dtype travels;
-* handles can be used again and in any order; results own their memory, so any number of low-latency results may be alive;
-* without a peer-to-peer backend ``async_finish`` is accepted and the work runs on the current stream, and a receive hook
-  has nothing left to do when it is called.
+* handles can be used again and in any order; results own their memory, so any number of low-latency results may live;
+* without a peer-to-peer backend ``async_finish`` is accepted and the work runs on the current stream, and a receive
+  hook has nothing left to do when it is called.
 
-What cannot be honoured raises instead of being ignored: the lossy ``use_logfmt`` wire format, UE8M0-packed scales, waiting-cost
-statistics and the exclusion of dead ranks.
+What cannot be honoured raises instead of being ignored: the lossy ``use_logfmt`` wire format, UE8M0-packed scales,
+waiting-cost statistics and the exclusion of dead ranks.
 """
 
 from __future__ import annotations
@@ -65,7 +66,7 @@ class Config:
         return 0
 
 
-class LowLatencyHandle(tuple[Any, ...]):
+class LowLatencyHandle(tuple[Any, ...]):  # noqa: SLOT001 (it carries one attribute beside its items)
     """``(src_info [Le, C], layout_range [Le, R], M, H, E)`` and, as ``rows``, what combine needs."""
 
     rows: ExpertRows
@@ -97,7 +98,9 @@ class Buffer(_Buffer):
         if comm is not None:
             raise UnsupportedError("comm= (an mpi4py communicator) is not served; pass a torch process group as group=")
         if enable_shrink:
-            raise UnsupportedError("enable_shrink=True (going on without dead ranks) is not served; a missing rank raises DistributedError")
+            raise UnsupportedError(
+                "enable_shrink=True (going on without dead ranks) is not served; a missing rank raises DistributedError"
+            )
         super().__init__(group, num_nvl_bytes, num_rdma_bytes)
         self.low_latency_mode, self.explicitly_destroy = low_latency_mode, explicitly_destroy
         self.num_qps_per_rank = num_qps_per_rank
@@ -159,11 +162,14 @@ class Buffer(_Buffer):
         """Dispatch by expert.
 
         Returns:
-            recv_x [Le, R * M, H] (or ``(fp8, scales [Le, R * M, H / 128])``), recv_count int32 [Le], handle, event, hook.
+            recv_x [Le, R * M, H] (or ``(fp8, scales [Le, R * M, H / 128])``), recv_count int32 [Le], handle, event,
+            hook.
         """
         self._low_latency(async_finish, return_recv_hook, dispatch_wait_recv_cost_stats)
         if use_ue8m0:
-            raise UnsupportedError("use_ue8m0=True (packed power-of-two scales) is not served; use round_scale=True for power-of-two scales")
+            raise UnsupportedError(
+                "use_ue8m0=True (packed scales) is not served; use round_scale=True for power-of-two scales in fp32"
+            )
         rows = expert_dispatch(
             quantise_fp8(x, power_of_two=round_scale) if use_fp8 else x,
             topk_idx,
@@ -175,7 +181,9 @@ class Buffer(_Buffer):
         )
         if cumulative_local_expert_recv_stats is not None:
             cumulative_local_expert_recv_stats += rows.counts
-        handle = LowLatencyHandle((rows.src_token, rows.ranges, num_max_dispatch_tokens_per_rank, x.shape[1], num_experts))
+        handle = LowLatencyHandle(
+            (rows.src_token, rows.ranges, num_max_dispatch_tokens_per_rank, x.shape[1], num_experts)
+        )
         handle.rows = rows
         received = rows.x if rows.scales is None else (rows.x, rows.scales)
         return received, rows.counts, handle, self._event(async_finish), _nothing_left
@@ -193,13 +201,19 @@ class Buffer(_Buffer):
         out: torch.Tensor | None = None,
         combine_wait_recv_cost_stats: torch.Tensor | None = None,
     ) -> tuple[torch.Tensor, EventOverlap, Callable[[], None]]:
-        """Sum experts' rows with the tokens' weights; ``zero_copy`` only says where ``x`` lies. Returns combined_x, event, hook."""
+        """Sum experts' rows with the tokens' weights; ``zero_copy`` only says where ``x`` lies.
+
+        Returns:
+            combined_x [T, H], event, hook.
+        """
         del zero_copy
         self._low_latency(async_finish, return_recv_hook, combine_wait_recv_cost_stats)
         if use_logfmt:
             raise UnsupportedError("use_logfmt=True (a lossy 10-bit wire format) is not served; pass use_logfmt=False")
         if not isinstance(handle, LowLatencyHandle):
-            raise InvalidInputError(f"handle is {type(handle).__name__}, want the object that low_latency_dispatch returned")
+            raise InvalidInputError(
+                f"handle is {type(handle).__name__}, want the object that low_latency_dispatch returned"
+            )
         back = expert_combine(x, handle.rows, topk_idx, topk_weights)
         if out is not None:
             back = out.copy_(back)
@@ -212,7 +226,10 @@ class Buffer(_Buffer):
 
     def low_latency_update_mask_buffer(self, rank_to_mask: int, mask: bool = False) -> None:
         """Excluding ranks is not served: raises."""
-        raise UnsupportedError(f"cannot exclude rank {rank_to_mask} (mask={mask}): a missing rank raises DistributedError; make a new group without it")
+        raise UnsupportedError(
+            f"cannot exclude rank {rank_to_mask} (mask={mask}): a missing rank raises DistributedError; "
+            "make a new group without it"
+        )
 
     def _low_latency(self, async_finish: bool, return_recv_hook: bool, cost_stats: torch.Tensor | None) -> None:
         self._begin(None, False, False)
@@ -232,5 +249,3 @@ def _positive(**values: int) -> None:
 
 def _nothing_left() -> None:
     """Stand for a receive hook: the rows are already there."""
-
-

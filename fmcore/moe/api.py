@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -13,10 +14,13 @@ from fmcore.ops.moe import COMBINE, DISPATCH, LAYOUT
 from fmcore.ops.moe.types import DEFAULT_TIMEOUT, Dispatched, Group, Handle, Layout, group_facts
 
 if TYPE_CHECKING:
+    from fmcore.ops._spec import OpSpec
     from fmcore.ops.moe.types import Payload
 
 
-def layout(topk_idx: torch.Tensor, num_experts: int, *, group: Group | None = None, backend: str | None = None) -> Layout:
+def layout(
+    topk_idx: torch.Tensor, num_experts: int, *, group: Group | None = None, backend: str | None = None
+) -> Layout:
     """Count where this rank's tokens go. Local: nothing is sent.
 
     Args:
@@ -33,9 +37,7 @@ def layout(topk_idx: torch.Tensor, num_experts: int, *, group: Group | None = No
         InvalidInputError: Wrong shape or dtype, or E is not a multiple of R (then on every rank). Indices outside
             [-1, E) raise here in one process on the host; otherwise ``dispatch`` raises for them on every rank.
     """
-    check_tensors("moe.layout", ("topk_idx",), (topk_idx,))
-    params = {"num_experts": num_experts, "group": group}
-    found: Layout = call(LAYOUT, (topk_idx,), params, backend, world_size=group_facts(group)[1])
+    found: Layout = _run(LAYOUT, _layout(topk_idx, num_experts, group=group, backend=backend))
     return found
 
 
@@ -75,26 +77,17 @@ def dispatch(
             outside [-1, E), more rows come than ``num_worst_tokens``, or the ranks disagree on dtypes and widths.
         DistributedError: A rank is missing beyond ``timeout``.
     """
-    pair = isinstance(x, tuple)
-    if isinstance(x, tuple) and len(x) != 2:
-        raise InvalidInputError(f"moe.dispatch: x is a tuple of {len(x)}, want a tensor or (q, scales)")
-    payload = x if isinstance(x, tuple) else (x, None)
-    tensors = (*payload, topk_idx, topk_weights)
-    check_tensors("moe.dispatch", DISPATCH.roles, tensors, DISPATCH.optional if not pair else ("topk_idx", "topk_weights"))
-    if not isinstance(layout_or_handle, (Layout, Handle)):
-        raise InvalidInputError(
-            f"moe.dispatch: the second argument is {type(layout_or_handle).__name__}, want the Layout of fm.moe.layout "
-            "or the handle of an earlier dispatch"
-        )
-    params = {
-        "target": layout_or_handle,
-        "expert_alignment": expert_alignment,
-        "num_worst_tokens": num_worst_tokens,
-        "timeout": timeout,
-    }
-    if isinstance(layout_or_handle, Handle):
-        backend = _maker(layout_or_handle, backend, "dispatch")
-    sent: Dispatched = call(DISPATCH, tensors, params, backend, world_size=layout_or_handle.num_ranks)
+    made = _dispatch(
+        x,
+        layout_or_handle,
+        topk_idx,
+        topk_weights,
+        expert_alignment=expert_alignment,
+        num_worst_tokens=num_worst_tokens,
+        timeout=timeout,
+        backend=backend,
+    )
+    sent: Dispatched = _run(DISPATCH, made)
     return sent
 
 
@@ -114,7 +107,7 @@ def combine(
     rounding. A token that was sent nowhere gives 0 or its bias. Nothing is multiplied by weights unless ``weighted``.
 
     Args:
-        y: [N, H], the rows of ``dispatch(...).x`` after the experts; with ``weighted`` also [N, K, H], one row per slot.
+        y: [N, H], the rows of ``dispatch(...).x`` after the experts; with ``weighted`` also [N, K, H], a row per slot.
         handle: Of that dispatch. It can be used again.
         topk_weights: [N, K], summed back per slot into the second result.
         weighted: Let row n count as ``sum over local slots k, ascending, of topk_weights[n, k] * y[n, k]`` in the
@@ -131,17 +124,90 @@ def combine(
         UnsupportedError: Rows that have no sum: bool, int8, uint8, fp8.
         DistributedError: A rank is missing beyond the handle's time-out.
     """
+    made = _combine(y, handle, topk_weights, weighted=weighted, bias=bias, backend=backend)
+    summed: tuple[torch.Tensor, torch.Tensor | None] = _run(COMBINE, made)
+    return summed
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A call in the form that implementations see."""
+
+    tensors: tuple[torch.Tensor | None, ...]
+    params: Mapping[str, Any]
+    backend: str | None
+    world_size: int
+
+
+def prepare(op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Prepared:
+    """Bring the arguments of ``moe.layout``, ``moe.dispatch`` or ``moe.combine`` into that form; nothing is run."""
+    if op == LAYOUT.name:
+        return _layout(*args, **kwargs)
+    return _dispatch(*args, **kwargs) if op == DISPATCH.name else _combine(*args, **kwargs)
+
+
+def _run(spec: OpSpec, made: Prepared) -> Any:
+    return call(spec, made.tensors, made.params, made.backend, world_size=made.world_size)
+
+
+def _layout(
+    topk_idx: torch.Tensor, num_experts: int, *, group: Group | None = None, backend: str | None = None
+) -> Prepared:
+    check_tensors("moe.layout", LAYOUT.roles, (topk_idx,))
+    return Prepared((topk_idx,), {"num_experts": num_experts, "group": group}, backend, group_facts(group)[1])
+
+
+def _dispatch(
+    x: Payload,
+    layout_or_handle: Layout | Handle,
+    topk_idx: torch.Tensor | None = None,
+    topk_weights: torch.Tensor | None = None,
+    *,
+    expert_alignment: int = 1,
+    num_worst_tokens: int = 0,
+    timeout: float = DEFAULT_TIMEOUT,
+    backend: str | None = None,
+) -> Prepared:
+    if isinstance(x, tuple) and len(x) != 2:
+        raise InvalidInputError(f"moe.dispatch: x is a tuple of {len(x)}, want a tensor or (q, scales)")
+    payload = x if isinstance(x, tuple) else (x, None)
+    optional = ("topk_idx", "topk_weights") if isinstance(x, tuple) else DISPATCH.optional
+    tensors = (*payload, topk_idx, topk_weights)
+    check_tensors("moe.dispatch", DISPATCH.roles, tensors, optional)
+    if not isinstance(layout_or_handle, (Layout, Handle)):
+        raise InvalidInputError(
+            f"moe.dispatch: the second argument is {type(layout_or_handle).__name__}, want the Layout of fm.moe.layout "
+            "or the handle of an earlier dispatch"
+        )
+    params = {
+        "target": layout_or_handle,
+        "expert_alignment": expert_alignment,
+        "num_worst_tokens": num_worst_tokens,
+        "timeout": timeout,
+    }
+    if isinstance(layout_or_handle, Handle):
+        backend = _maker(layout_or_handle, backend, "dispatch")
+    return Prepared(tensors, params, backend, layout_or_handle.num_ranks)
+
+
+def _combine(
+    y: torch.Tensor,
+    handle: Handle,
+    topk_weights: torch.Tensor | None = None,
+    *,
+    weighted: bool = False,
+    bias: torch.Tensor | Sequence[torch.Tensor] = (),
+    backend: str | None = None,
+) -> Prepared:
     if not isinstance(handle, Handle):
         raise InvalidInputError(f"moe.combine: handle is {type(handle).__name__}, want the handle of a dispatch")
     biases = (bias,) if isinstance(bias, torch.Tensor) else tuple(bias)
     if len(biases) > 2:
         raise InvalidInputError(f"moe.combine: {len(biases)} biases were given, want at most two")
-    tensors: tuple[Any, ...] = (y, topk_weights, *biases, *(None,) * (2 - len(biases)))
+    tensors = (y, topk_weights, *biases, *(None,) * (2 - len(biases)))
     check_tensors("moe.combine", COMBINE.roles, tensors, COMBINE.optional)
     params = {"handle": handle, "weighted": weighted}
-    backend = _maker(handle, backend, "combine")
-    summed: tuple[torch.Tensor, torch.Tensor | None] = call(COMBINE, tensors, params, backend, world_size=handle.num_ranks)
-    return summed
+    return Prepared(tensors, params, _maker(handle, backend, "combine"), handle.num_ranks)
 
 
 def _maker(handle: Handle, backend: str | None, op: str) -> str:

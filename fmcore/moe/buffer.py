@@ -1,3 +1,4 @@
+# ruff: noqa: FBT001, FBT002 (the signatures are another project's)
 """Dispatch and combine with the call shapes that programs written for DeepEP's first interface use."""
 
 from __future__ import annotations
@@ -41,14 +42,16 @@ class EventOverlap:
         if self.event is not None:
             self.event.wait()
 
-    def __enter__(self) -> EventOverlap:
+    def __enter__(self) -> EventOverlap:  # noqa: PYI034 (typing.Self is younger than Python 3.10)
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None) -> None:
+    def __exit__(
+        self, kind: type[BaseException] | None, value: BaseException | None, trace: TracebackType | None
+    ) -> None:
         self.current_stream_wait()
 
 
-class HandleTuple(tuple[torch.Tensor, ...]):
+class HandleTuple(tuple[torch.Tensor, ...]):  # noqa: SLOT001 (it carries one attribute beside its items)
     """The six tensors of a handle, and the handle itself as ``handle``.
 
     In order: rank_prefix_matrix [R, R], channel_prefix_matrix [R, C], recv_channel_prefix_matrix [R, C], recv_src_idx
@@ -182,8 +185,8 @@ class Buffer:
             return again.x, None, None, None, None, self._event(async_finish)
         if num_tokens_per_rank is None or is_token_in_rank is None or num_tokens_per_expert is None:
             raise InvalidInputError(
-                "Buffer.dispatch without a handle needs num_tokens_per_rank, is_token_in_rank and num_tokens_per_expert, "
-                "as get_dispatch_layout returns them"
+                "Buffer.dispatch without a handle needs num_tokens_per_rank, is_token_in_rank and "
+                "num_tokens_per_expert, as get_dispatch_layout returns them"
             )
         experts = int(num_tokens_per_expert.numel())
         invalid = torch.zeros((), dtype=torch.int64, device=is_token_in_rank.device)
@@ -214,14 +217,18 @@ class Buffer:
         async_finish: bool = False,
         allocate_on_comm_stream: bool = False,
     ) -> tuple[torch.Tensor, torch.Tensor | None, EventOverlap]:
-        """Combine without weighting; see :func:`fmcore.moe.combine`. Returns combined_x, combined_topk_weights, event."""
+        """Combine without weighting; see :func:`fmcore.moe.combine`.
+
+        Returns:
+            combined_x, combined_topk_weights, event.
+        """
         del config
         self._begin(previous_event, async_finish, allocate_on_comm_stream)
         biases = () if bias is None else bias
         back, weights = combine(x, _handle_of(handle), topk_weights, bias=biases, backend=self.backend)
         return back, weights, self._event(async_finish)
 
-    def _begin(self, previous: EventOverlap | None, async_finish: bool, allocate_on_comm_stream: bool) -> None:  # noqa: FBT001
+    def _begin(self, previous: EventOverlap | None, async_finish: bool, allocate_on_comm_stream: bool) -> None:
         if self._destroyed:
             raise InvalidInputError("this Buffer was destroyed; make another one")
         if allocate_on_comm_stream and (previous is None or not async_finish):
@@ -229,14 +236,15 @@ class Buffer:
         if previous is not None:
             previous.current_stream_wait()
 
-    def _event(self, async_finish: bool) -> EventOverlap:  # noqa: FBT001
+    def _event(self, async_finish: bool) -> EventOverlap:
         return self.capture() if async_finish else EventOverlap()
 
 
 def _handle_of(handle: Any) -> Handle:
     if not isinstance(handle, HandleTuple):
         raise InvalidInputError(
-            f"handle is {type(handle).__name__}, want the object that dispatch returned; it cannot be rebuilt from its parts"
+            f"handle is {type(handle).__name__}, want the object that dispatch returned; "
+            "it cannot be rebuilt from its parts"
         )
     return handle.handle
 

@@ -1,7 +1,7 @@
 """The low-latency layout over any implementation: rows by local expert in a fixed three-dimensional tensor.
 
-Built on dispatch and combine: rows are sent once per rank in worst-case mode, then placed by expert. Every shape is known
-beforehand, so on a device nothing is read on the host beyond what the implementation below reads.
+Built on dispatch and combine: rows are sent once per rank in worst-case mode, then placed by expert. Every shape is
+known beforehand, so on a device nothing is read on the host beyond what the implementation below reads.
 """
 
 from __future__ import annotations
@@ -63,7 +63,7 @@ def quantise_fp8(x: torch.Tensor, *, power_of_two: bool = False) -> tuple[torch.
 
 def dequantise_fp8(q: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
     """Return ``q * scales`` in fp32, for [..., H] and scales [..., H / 128]."""
-    blocks = q.to(torch.float32).unflatten(-1, (-1, BLOCK))
+    blocks = q.to(torch.float32).view(*scales.shape, BLOCK)
     return (blocks * scales[..., None]).flatten(-2)
 
 
@@ -92,7 +92,9 @@ def expert_dispatch(
         InvalidInputError: This rank has more than ``max_tokens`` tokens, or what ``dispatch`` raises.
     """
     if topk_idx.shape[0] > max_tokens:
-        raise InvalidInputError(f"this rank has {topk_idx.shape[0]} tokens, more than num_max_dispatch_tokens_per_rank = {max_tokens}")
+        raise InvalidInputError(
+            f"this rank has {topk_idx.shape[0]} tokens, more than num_max_dispatch_tokens_per_rank = {max_tokens}"
+        )
     routes = layout(topk_idx, num_experts, group=group, backend=backend)
     capacity = routes.num_ranks * max_tokens
     sent = dispatch(x, routes, topk_idx, num_worst_tokens=capacity, timeout=timeout, backend=backend)
@@ -105,7 +107,9 @@ def expert_dispatch(
     return ExpertRows(placed[0], scales, counts, src_token, ranges, place, topk_idx, sent.handle)
 
 
-def expert_combine(y: torch.Tensor, rows: ExpertRows, topk_idx: torch.Tensor, topk_weights: torch.Tensor) -> torch.Tensor:
+def expert_combine(
+    y: torch.Tensor, rows: ExpertRows, topk_idx: torch.Tensor, topk_weights: torch.Tensor
+) -> torch.Tensor:
     """Return ``sum_k topk_weights[t, k] * y[row of slot k of token t]``, [T, H] in y's dtype.
 
     Args:
@@ -115,16 +119,23 @@ def expert_combine(y: torch.Tensor, rows: ExpertRows, topk_idx: torch.Tensor, to
         topk_weights: [T, K], of the tokens of this rank; sent to the experts' ranks here.
     """
     if y.shape[:2] != rows.x.shape[:2]:
-        raise InvalidInputError(f"x has shape {tuple(y.shape)}, want {tuple(rows.x.shape[:2])} and H, as it was dispatched")
+        raise InvalidInputError(
+            f"x has shape {tuple(y.shape)}, want {tuple(rows.x.shape[:2])} and H, as it was dispatched"
+        )
     if topk_idx is not rows.topk_idx and (
-        topk_idx.shape != rows.topk_idx.shape or (topk_idx.device.type == "cpu" and not torch.equal(topk_idx, rows.topk_idx))
+        topk_idx.shape != rows.topk_idx.shape
+        or (topk_idx.device.type == "cpu" and not torch.equal(topk_idx, rows.topk_idx))
     ):
         raise InvalidInputError("topk_idx is not what was dispatched with this handle")
     weights = dispatch(topk_weights, rows.handle).x
     if isinstance(weights, tuple):
         raise InvalidInputError("topk_weights must be one tensor")
     flat = y.reshape(-1, y.shape[-1])
-    slots = flat[rows.place.clamp(max=max(flat.shape[0] - 1, 0))] if flat.shape[0] else flat.new_zeros((*rows.place.shape, y.shape[-1]))
+    slots = (
+        flat[rows.place.clamp(max=max(flat.shape[0] - 1, 0))]
+        if flat.shape[0]
+        else flat.new_zeros((*rows.place.shape, y.shape[-1]))
+    )
     back, _ = combine(slots, rows.handle, weights, weighted=True)
     return back
 
@@ -137,12 +148,18 @@ def _places(sent: Dispatched, local: int, capacity: int) -> tuple[torch.Tensor, 
     order = expert.reshape(-1).sort(stable=True)
     edges = torch.searchsorted(order.values, torch.arange(local + 2, device=expert.device))
     within = torch.arange(order.values.numel(), device=expert.device) - edges[order.values]
-    target = torch.where((order.values < local) & (within < capacity), order.values * capacity + within, local * capacity)
+    target = torch.where(
+        (order.values < local) & (within < capacity), order.values * capacity + within, local * capacity
+    )
     place = torch.empty_like(target).scatter_(0, order.indices, target).view(expert.shape)
     counts = edges.diff()[:local].to(torch.int32)
     ranks = sent.handle.num_ranks
     pair = torch.where(expert < local, expert * ranks + sent.handle.src_rank[:, None], local * ranks).reshape(-1)
-    per_pair = torch.searchsorted(pair.sort().values, torch.arange(local * ranks + 1, device=pair.device)).diff().view(local, ranks)
+    per_pair = (
+        torch.searchsorted(pair.sort().values, torch.arange(local * ranks + 1, device=pair.device))
+        .diff()
+        .view(local, ranks)
+    )
     begin = per_pair.cumsum(1) - per_pair
     return place, counts, (begin << 32) | per_pair
 

@@ -33,6 +33,11 @@ def explain(op: str, args: tuple[Any, ...], kwargs: Mapping[str, Any]) -> Decisi
         from fmcore.math._canon import canonical
 
         tensors, params = canonical(op.removeprefix("math."), args, options)
+    elif spec.family == "moe":
+        from fmcore.moe.api import prepare
+
+        made = prepare(op, args, kwargs)
+        tensors, params, backend, world_size = made.tensors, dict(made.params), made.backend, made.world_size
     else:
         tensors, params = _as_declared(spec, args, options)
     spec.validate(*tensors, **params)

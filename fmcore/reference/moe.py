@@ -36,7 +36,7 @@ class ReferenceRank:
 
 
 def layout(topk_idx: torch.Tensor, num_experts: int, num_ranks: int) -> tuple[list[int], list[int], list[list[bool]]]:
-    """Return tokens per rank (each once), pairs per expert, and the token-to-rank map of one rank's ``topk_idx`` [T, K].
+    """Return tokens per rank (each once), pairs per expert, and the token-to-rank map of a rank's ``topk_idx`` [T, K].
 
     >>> import torch
     >>> layout(torch.tensor([[0, 1], [3, -1]]), num_experts=4, num_ranks=2)
@@ -83,7 +83,9 @@ def dispatch(
                 idx.append(mine)
                 if topk_weights is not None:
                     given = topk_weights[rank][token]
-                    weight.append(torch.stack([w if e >= 0 else torch.zeros_like(w) for w, e in zip(given, mine, strict=True)]))
+                    weight.append(
+                        torch.stack([w if e >= 0 else torch.zeros_like(w) for w, e in zip(given, mine, strict=True)])
+                    )
                 for e in mine:
                     if e >= 0:
                         counts[e] += 1
@@ -91,7 +93,9 @@ def dispatch(
             ReferenceRank(
                 torch.stack(rows) if rows else xs[me].new_empty((0, *xs[me].shape[1:])),
                 torch.tensor(idx, dtype=topk_idxs[me].dtype).reshape(len(rows), topk),
-                None if topk_weights is None else (torch.stack(weight) if weight else topk_weights[me].new_empty((0, topk))),
+                None
+                if topk_weights is None
+                else (torch.stack(weight) if weight else topk_weights[me].new_empty((0, topk))),
                 tuple(-(-c // expert_alignment) * expert_alignment for c in counts),
                 tuple(src),
             )

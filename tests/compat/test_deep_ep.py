@@ -7,11 +7,11 @@ from typing import Any
 
 import pytest
 import torch
-from fmcore_conformance.distributed import run_world, values
 
 from fmcore.compat import deep_ep
 from fmcore.errors import InvalidInputError, UnsupportedError
 from fmcore.moe.low_latency import dequantise_fp8
+from fmcore_conformance.distributed import run_world, values
 
 TOKENS, HIDDEN, TOPK, LOCAL = 17, 256, 3, 4
 
@@ -31,17 +31,25 @@ def normal_mode(group: Any) -> str:
     x, topk_idx, topk_weights, num_experts = inputs(group)
     deep_ep.Buffer.set_num_sms(24)
     config = deep_ep.Buffer.get_dispatch_config(group.size())
-    size = max(config.get_nvl_buffer_size_hint(HIDDEN * 2, group.size()), deep_ep.Buffer.get_combine_config(group.size()).get_nvl_buffer_size_hint(HIDDEN * 2, group.size()))
+    size = max(
+        config.get_nvl_buffer_size_hint(HIDDEN * 2, group.size()),
+        deep_ep.Buffer.get_combine_config(group.size()).get_nvl_buffer_size_hint(HIDDEN * 2, group.size()),
+    )
     buffer = deep_ep.Buffer(group, size, 0)
     previous_event = deep_ep.Buffer.capture()
 
     per_rank, per_rdma_rank, per_expert, in_rank, previous_event = buffer.get_dispatch_layout(
-        topk_idx, num_experts, previous_event=previous_event, async_finish=True, allocate_on_comm_stream=previous_event is not None
+        topk_idx,
+        num_experts,
+        previous_event=previous_event,
+        async_finish=True,
+        allocate_on_comm_stream=previous_event is not None,
     )
     assert per_rdma_rank is None
     recv_x, recv_idx, recv_weights, counts, handle, event = buffer.dispatch(
-        x, topk_idx=topk_idx, topk_weights=topk_weights, num_tokens_per_rank=per_rank, num_tokens_per_rdma_rank=per_rdma_rank,
-        is_token_in_rank=in_rank, num_tokens_per_expert=per_expert, previous_event=previous_event, async_finish=True,
+        x, topk_idx=topk_idx, topk_weights=topk_weights, num_tokens_per_rank=per_rank,
+        num_tokens_per_rdma_rank=per_rdma_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert,
+        previous_event=previous_event, async_finish=True,
         allocate_on_comm_stream=True, expert_alignment=8,
     )  # fmt: skip
     event.current_stream_wait()
@@ -57,7 +65,9 @@ def normal_mode(group: Any) -> str:
     assert torch.equal(send_head.max(0).values + 1, per_rank)
 
     scale = torch.where(recv_idx >= 0, recv_weights, 0).sum(1, keepdim=True)
-    combined_x, combined_weights, event = buffer.combine((recv_x.float() * scale).to(torch.bfloat16), handle, topk_weights=recv_weights, async_finish=True)
+    combined_x, combined_weights, event = buffer.combine(
+        (recv_x.float() * scale).to(torch.bfloat16), handle, topk_weights=recv_weights, async_finish=True
+    )
     with event:
         pass
     want = torch.where(topk_idx >= 0, topk_weights, 0)
@@ -74,7 +84,15 @@ def normal_mode(group: Any) -> str:
     assert none is None
     reach = in_rank.sum(1, keepdim=True)
     assert torch.allclose(with_bias.float(), 1 + x.float() * (1 + reach), atol=0.05)
-    padded = buffer.dispatch(x, topk_idx=topk_idx, topk_weights=topk_weights, num_tokens_per_rank=per_rank, is_token_in_rank=in_rank, num_tokens_per_expert=per_expert, num_worst_tokens=TOKENS * group.size())
+    padded = buffer.dispatch(
+        x,
+        topk_idx=topk_idx,
+        topk_weights=topk_weights,
+        num_tokens_per_rank=per_rank,
+        is_token_in_rank=in_rank,
+        num_tokens_per_expert=per_expert,
+        num_worst_tokens=TOKENS * group.size(),
+    )
     assert padded[3] == []
     assert torch.equal(padded[0][: recv_x.shape[0]], recv_x)
     assert bool((padded[1][recv_x.shape[0] :] == -1).all())
@@ -127,7 +145,9 @@ def low_latency_mode(group: Any, use_fp8: bool) -> str:
     zero_copy = buffer.get_next_low_latency_combine_buffer(handle)
     zero_copy[:] = rows
     out = torch.empty_like(x)
-    combined, event, hook = buffer.low_latency_combine(zero_copy, topk_idx, topk_weights, handle, zero_copy=True, out=out)
+    combined, event, hook = buffer.low_latency_combine(
+        zero_copy, topk_idx, topk_weights, handle, zero_copy=True, out=out
+    )
     hook()
     assert combined is out
     expected = x.float() * torch.where(topk_idx >= 0, topk_weights, 0).sum(1, keepdim=True)
@@ -161,12 +181,25 @@ def test_low_latency_mode(use_fp8: bool) -> None:
 
 
 SIGNATURES = {
-    "__init__": "group num_nvl_bytes num_rdma_bytes low_latency_mode num_qps_per_rank allow_nvlink_for_low_latency_mode allow_mnnvl use_fabric explicitly_destroy enable_shrink comm",
-    "get_dispatch_layout": "topk_idx num_experts previous_event async_finish allocate_on_comm_stream",
-    "dispatch": "x handle num_tokens_per_rank num_tokens_per_rdma_rank is_token_in_rank num_tokens_per_expert topk_idx topk_weights expert_alignment num_worst_tokens config previous_event async_finish allocate_on_comm_stream",
-    "combine": "x handle topk_weights bias config previous_event async_finish allocate_on_comm_stream",
-    "low_latency_dispatch": "x topk_idx num_max_dispatch_tokens_per_rank num_experts cumulative_local_expert_recv_stats dispatch_wait_recv_cost_stats use_fp8 round_scale use_ue8m0 async_finish return_recv_hook",
-    "low_latency_combine": "x topk_idx topk_weights handle use_logfmt zero_copy async_finish return_recv_hook out combine_wait_recv_cost_stats",
+    "__init__": (
+        "group num_nvl_bytes num_rdma_bytes low_latency_mode num_qps_per_rank "
+        "allow_nvlink_for_low_latency_mode allow_mnnvl use_fabric explicitly_destroy enable_shrink comm"
+    ),
+    "get_dispatch_layout": ("topk_idx num_experts previous_event async_finish allocate_on_comm_stream"),
+    "dispatch": (
+        "x handle num_tokens_per_rank num_tokens_per_rdma_rank is_token_in_rank num_tokens_per_expert "
+        "topk_idx topk_weights expert_alignment num_worst_tokens config previous_event async_finish "
+        "allocate_on_comm_stream"
+    ),
+    "combine": ("x handle topk_weights bias config previous_event async_finish allocate_on_comm_stream"),
+    "low_latency_dispatch": (
+        "x topk_idx num_max_dispatch_tokens_per_rank num_experts cumulative_local_expert_recv_stats "
+        "dispatch_wait_recv_cost_stats use_fp8 round_scale use_ue8m0 async_finish return_recv_hook"
+    ),
+    "low_latency_combine": (
+        "x topk_idx topk_weights handle use_logfmt zero_copy async_finish return_recv_hook out "
+        "combine_wait_recv_cost_stats"
+    ),
 }
 
 

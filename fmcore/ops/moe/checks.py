@@ -1,4 +1,4 @@
-"""What the MoE calls require. Each check returns one sentence or an empty string, so that a rank can tell the others."""
+"""What the MoE calls require. A check returns one sentence or an empty string, so that a rank can tell the others."""
 
 from __future__ import annotations
 
@@ -95,7 +95,9 @@ def dispatch_problem(
     if topk_idx is not None and (
         topk_idx.ndim != 2 or topk_idx.shape[0] != num_tokens or topk_idx.dtype not in (torch.int32, torch.int64)
     ):
-        return f"topk_idx is {topk_idx.dtype} of shape {tuple(topk_idx.shape)}, want int32 or int64 of [{num_tokens}, K]"
+        return (
+            f"topk_idx is {topk_idx.dtype} of shape {tuple(topk_idx.shape)}, want int32 or int64 of [{num_tokens}, K]"
+        )
     if expert_alignment < 1:
         return f"expert_alignment is {expert_alignment}, want a positive integer"
     if num_worst_tokens < 0:

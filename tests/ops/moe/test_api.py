@@ -106,7 +106,7 @@ def test_second_derivatives() -> None:
 
 
 def test_explain_names_the_world() -> None:
-    decision = fm.explain("moe.combine", torch.ones(2, 2), None, None, None, handle=sent().handle, weighted=False)
+    decision = fm.explain("moe.combine", torch.ones(2, 2), sent().handle)
     assert decision.selected is not None
     assert decision.selected.id == "torch/local"
 

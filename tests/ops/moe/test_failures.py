@@ -8,11 +8,11 @@ from typing import Any
 
 import pytest
 import torch
-from fmcore_conformance.distributed import WorldError, run_world, values
 
 import fmcore as fm
+from fmcore_conformance.distributed import WorldError, run_world, values
 
-TIMEOUT = 1.5
+TIMEOUT = 1.2
 
 
 def dispatch_once(group: Any, timeout: float = 30.0) -> Any:
@@ -31,7 +31,7 @@ def absent_rank(group: Any, how: str, phase: str) -> tuple[str, str, int | None,
     if group.rank() == 1:
         if how == "dies":
             os._exit(3)
-        time.sleep(TIMEOUT + 3.0)
+        time.sleep(TIMEOUT + 2.5)
         return ("", "", None, "")
     try:
         if phase == "combine":
@@ -64,6 +64,27 @@ def test_a_missing_rank_is_named_within_the_time_out(how: str, phase: str) -> No
         assert "rank(s) 1 did not take part" in text
         assert outcome.seconds < TIMEOUT + 4.0
     assert outcomes[1].error == ("lost" if how == "dies" else "")
+
+
+def late_and_absent(group: Any) -> str:
+    """Rank 2 comes long after rank 0, rank 1 never: rank 0 must not take rank 2 for missing."""
+    idx = torch.zeros(2, 1, dtype=torch.int64)
+    layout = fm.moe.layout(idx, group.size(), group=group)
+    if group.rank() == 1:
+        time.sleep(6.0)
+        return ""
+    if group.rank() == 2:
+        time.sleep(1.7)
+    try:
+        fm.moe.dispatch(torch.ones(2, 1), layout, timeout=3.0)
+    except fm.errors.DistributedError as error:
+        return str(error)
+    return "nothing was raised"
+
+
+def test_a_late_rank_is_not_called_missing() -> None:
+    for said in values(run_world(late_and_absent, 3, timeout=30.0))[0::2]:
+        assert "rank(s) 1 did not take part" in said
 
 
 def different_calls(group: Any) -> str:

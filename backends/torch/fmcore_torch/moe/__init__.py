@@ -30,15 +30,19 @@ def register(registrar: Registrar) -> None:
     """Register layout, dispatch and combine."""
     registrar.impl("moe.layout", name="local", caps=Caps(dtypes=_INDICES, grad=False))(routing.layout)
     dispatched = {"topk_idx": _INDICES, "topk_weights": _FLOATS}
+    reads = ("capturing", "worst_case", "cached")
+    one = Caps(dtypes=dispatched, world_size=Range(1, 1), predicate=_exact_needs_host, reads=reads)
+    registrar.impl("moe.dispatch", name="local", autograd="native", caps=one)(ops.dispatch_local)
     registrar.impl(
-        "moe.dispatch", name="local", autograd="native",
-        caps=Caps(dtypes=dispatched, world_size=Range(1, 1), predicate=_exact_needs_host, reads=("capturing", "worst_case", "cached")),
-    )(ops.dispatch_local)  # fmt: skip
-    registrar.impl(
-        "moe.dispatch", name="collective", autograd="native", caps=Caps(dtypes=dispatched, world_size=_MANY, capture=False)
+        "moe.dispatch",
+        name="collective",
+        autograd="native",
+        caps=Caps(dtypes=dispatched, world_size=_MANY, capture=False),
     )(ops.dispatch_collective)
     summed = {"topk_weights": _FLOATS, "*": _SUMS}
-    registrar.impl("moe.combine", name="local", autograd="native", caps=Caps(dtypes=summed, world_size=Range(1, 1)))(ops.combine)
-    registrar.impl("moe.combine", name="collective", autograd="native", caps=Caps(dtypes=summed, world_size=_MANY, capture=False))(
+    registrar.impl("moe.combine", name="local", autograd="native", caps=Caps(dtypes=summed, world_size=Range(1, 1)))(
         ops.combine
     )
+    registrar.impl(
+        "moe.combine", name="collective", autograd="native", caps=Caps(dtypes=summed, world_size=_MANY, capture=False)
+    )(ops.combine)

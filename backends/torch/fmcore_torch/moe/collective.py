@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import torch
 
 from fmcore.errors import InvalidInputError
 from fmcore.ops.moe.checks import ACCUMULATE
-from fmcore_torch.moe.rows import flat_bytes, from_bits, row_bytes, to_bits
+from fmcore_torch.moe.rows import bundles, join, split, to_bits
 from fmcore_torch.moe.wire import OPS, DisagreementError, Link, Transfer, all_to_all, exchange_headers, facts_of
 
 _BLOCK_ROWS = 256
@@ -49,9 +49,7 @@ class CollectiveRoute:
         if problem:
             # The others' rows are on their way: meet them with as many as they expect, then all raise.
             tensors = [t.new_zeros((self.num_tokens, *t.shape[1:])) for t in tensors]
-        started = [self._send(t) for t in tensors]
-        verdict.wait([transfer for _, transfer in started])
-        return [rows for rows, _ in started]
+        return self._exchange(tensors, lambda t: to_bits(t).index_select(0, self.send_token), verdict, back=False)
 
     def reduce(
         self,
@@ -64,32 +62,38 @@ class CollectiveRoute:
         verdict = _Verdict(self, tensors, problem, op=2)
         if problem:
             tensors = [t.new_zeros((self.num_rows, *t.shape[1:])) for t in tensors]
-        started = [self._send_back(t) for t in tensors]
-        verdict.wait([transfer for _, transfer in started])
+        received = self._exchange(tensors, lambda t: to_bits(t)[: self.num_received].contiguous(), verdict, back=True)
         return [
             self._sum(rows, bias if n == 0 else ()).to(dtype)
-            for n, ((rows, _), dtype) in enumerate(zip(started, dtypes, strict=True))
+            for n, (rows, dtype) in enumerate(zip(received, dtypes, strict=True))
         ]
 
-    def _send(self, x: torch.Tensor) -> tuple[torch.Tensor, Transfer]:
-        packed = to_bits(x).index_select(0, self.send_token)
-        out = packed.new_empty((self.num_rows, *packed.shape[1:]))
-        out[self.num_received :] = 0
-        transfer = self._transfer(out[: self.num_received], packed, self.recv_counts, self.send_counts, OPS[1])
-        return from_bits(out, x.dtype), transfer
-
-    def _send_back(self, rows: torch.Tensor) -> tuple[torch.Tensor, Transfer]:
-        given = to_bits(rows)[: self.num_received].contiguous()
-        out = given.new_empty((self.send_token.shape[0], *given.shape[1:]))
-        transfer = self._transfer(out, given, self.send_counts, self.recv_counts, OPS[2])
-        return from_bits(out, rows.dtype), transfer
-
-    def _transfer(
-        self, out: torch.Tensor, given: torch.Tensor, out_rows: Sequence[int], rows: Sequence[int], phase: str
-    ) -> Transfer:
-        width = row_bytes(given)
-        splits = [n * width for n in rows]
-        return all_to_all(self.link, flat_bytes(out), flat_bytes(given), [n * width for n in out_rows], splits, phase)
+    def _exchange(
+        self,
+        tensors: Sequence[torch.Tensor],
+        pack: Callable[[torch.Tensor], torch.Tensor],
+        verdict: _Verdict,
+        *,
+        back: bool,
+    ) -> list[torch.Tensor]:
+        """Send the packed rows of all tensors at once, wait, and return what came in the tensors' order."""
+        counts = (self.send_counts, self.recv_counts) if back else (self.recv_counts, self.send_counts)
+        received = sum(counts[0])
+        started = []
+        for bundle in bundles(tensors):
+            given = join([pack(tensors[n]) for n in bundle])
+            width = given.shape[1]
+            out = given.new_empty((received if back else self.num_rows, width))
+            out[received:] = 0
+            splits = [[n * width for n in side] for side in counts]
+            flat = out.view(-1)[: received * width]
+            transfer = all_to_all(self.link, flat, given.view(-1), *splits, OPS[2 if back else 1])
+            started.append((bundle, out, transfer))
+        verdict.wait([transfer for _, _, transfer in started])
+        found: dict[int, torch.Tensor] = {}
+        for bundle, out, _ in started:
+            found.update(zip(bundle, split(out, [tensors[n] for n in bundle]), strict=True))
+        return [found[n] for n in range(len(tensors))]
 
     def _sum(self, rows: torch.Tensor, bias: Sequence[torch.Tensor]) -> torch.Tensor:
         wide = ACCUMULATE[rows.dtype]
@@ -114,7 +118,9 @@ class _Verdict:
     own (``problem`` is None): in a dispatch that has just exchanged its header, and in a backward.
     """
 
-    def __init__(self, route: CollectiveRoute, tensors: Sequence[torch.Tensor], problem: str | None, *, op: int) -> None:
+    def __init__(
+        self, route: CollectiveRoute, tensors: Sequence[torch.Tensor], problem: str | None, *, op: int
+    ) -> None:
         self._receive = None
         link = route.link
         if problem is not None and link.on_host:

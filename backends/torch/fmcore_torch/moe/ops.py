@@ -16,7 +16,7 @@ from fmcore_torch.moe.local import local_route
 from fmcore_torch.moe.routing import aligned, count_values, invalid_indices, localise
 from fmcore_torch.moe.wire import Link, all_to_all, dtype_code, exchange_headers, facts_of
 
-MaybeTensor = Union[torch.Tensor, None]
+MaybeTensor = Union[torch.Tensor, None]  # noqa: UP007 (an alias is evaluated)
 
 
 def dispatch_local(
@@ -86,10 +86,10 @@ def dispatch_collective(
     routing = () if topk_idx is None else (meta[:, 1:], *given)
     idx, weights = _routing(routing, src_rank, link.rank, target.num_experts // link.size)
     per_expert = _expert_counts(link, target) if idx is None else count_values(idx, target.num_experts // link.size)
+    prefix = torch.tensor(counts, dtype=torch.int32).cumsum(0, dtype=torch.int32)
     handle = Handle(
         "torch/collective", target.group, link.rank, link.size, target.num_experts, target.num_tokens, num_rows,
-        src_rank, src_token, idx, target.is_token_in_rank, torch.tensor(counts, dtype=torch.int32).cumsum(0, dtype=torch.int32),
-        timeout, route,
+        src_rank, src_token, idx, target.is_token_in_rank, prefix, timeout, route,
     )  # fmt: skip
     host_counts = () if num_worst_tokens else aligned(per_expert, expert_alignment)
     return Dispatched(_payload(sent, payload), idx, weights, host_counts, per_expert, handle)
@@ -154,7 +154,9 @@ def _problem(
     )
 
 
-def _payload(sent: Sequence[torch.Tensor], given: Sequence[torch.Tensor]) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
+def _payload(
+    sent: Sequence[torch.Tensor], given: Sequence[torch.Tensor]
+) -> torch.Tensor | tuple[torch.Tensor, torch.Tensor]:
     return sent[0] if len(given) == 1 else (sent[0], sent[1])
 
 

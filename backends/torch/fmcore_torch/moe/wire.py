@@ -19,11 +19,15 @@ from fmcore.errors import DistributedError, InvalidInputError
 from fmcore_torch.moe.rows import row_bytes
 
 _MESSAGE_WORDS = 48
-_GRACE = 2.0
+_PATIENCE, _GRACE = 1.0, 1.5
+"""Seconds after which a waiting rank says so in the group's store; seconds to look for others there after a failure."""
+
 _CALLS: WeakKeyDictionary[Any, int] = WeakKeyDictionary()
 
-FIELDS = ("op", "num_experts", "K of topk_idx", "dtype of x", "bytes per row of x", "dtype of scales", "bytes per row of scales",
-          "dtype of topk_idx", "dtype of topk_weights")  # fmt: skip
+FIELDS = (
+    "op", "num_experts", "K of topk_idx", "dtype of x", "bytes per row of x", "dtype of scales",
+    "bytes per row of scales", "dtype of topk_idx", "dtype of topk_weights",
+)  # fmt: skip
 """What the ranks of one call must agree on, by position in the header."""
 
 _DTYPES = (
@@ -90,10 +94,18 @@ class Transfer:
         _guard(self.link, self.phase, self.started, self._wait)
 
     def _wait(self) -> None:
-        if self.link.on_host:
-            self.work.wait(timedelta(seconds=self.link.timeout))
-        else:
+        if not self.link.on_host:
             self.work.wait()
+            return
+        patience = min(_PATIENCE, self.link.timeout)
+        try:
+            self.work.wait(timedelta(seconds=patience))
+        except RuntimeError:
+            if self.work.is_completed():
+                raise
+            # Only a rank that waits long says that it is here: nobody will take it for the missing one.
+            _report(self.link)
+            self.work.wait(timedelta(seconds=max(self.link.timeout - patience, 0.001)))
 
 
 def all_to_all(
@@ -109,7 +121,9 @@ def all_to_all(
     return Transfer(link, phase, _guard(link, phase, started, start), started, (out, given))
 
 
-def exchange_headers(link: Link, facts: Sequence[int], counts: Sequence[torch.Tensor], problem: str, phase: str) -> Callable[[], list[list[int]]]:
+def exchange_headers(
+    link: Link, facts: Sequence[int], counts: Sequence[torch.Tensor], problem: str, phase: str
+) -> Callable[[], list[list[int]]]:
     """Start sending this rank's header to every rank.
 
     Args:
@@ -135,7 +149,9 @@ def exchange_headers(link: Link, facts: Sequence[int], counts: Sequence[torch.Te
     def receive() -> list[list[int]]:
         transfer.wait()
         rows = out.view(link.size, size).cpu()
-        messages = [bytes(row[:_MESSAGE_WORDS].numpy().tobytes()).rstrip(b"\0").decode(errors="replace") for row in rows]
+        messages = [
+            bytes(row[:_MESSAGE_WORDS].numpy().tobytes()).rstrip(b"\0").decode(errors="replace") for row in rows
+        ]
         values: list[list[int]] = rows[:, _MESSAGE_WORDS:].tolist()
         _raise_first(messages, values, phase)
         return values
@@ -173,7 +189,8 @@ def _guard(link: Link, phase: str, started: float, step: Callable[[], Any]) -> A
         missing = _missing_ranks(link)
         who = f"rank(s) {', '.join(map(str, missing))} did not take part" if missing else "no rank could be named"
         raise DistributedError(
-            f"moe.{phase}: rank {link.rank} of {link.size} gave up after {waited:.1f} s (time-out {link.timeout:g} s): {who}. "
+            f"moe.{phase}: rank {link.rank} of {link.size} gave up after {waited:.1f} s "
+            f"(time-out {link.timeout:g} s): {who}. "
             "The group cannot be used any more; destroy it and start again. "
             f"The library said: {str(error).splitlines()[0]}",
             rank=link.rank,
@@ -183,20 +200,31 @@ def _guard(link: Link, phase: str, started: float, step: Callable[[], Any]) -> A
 
 
 def _missing_ranks(link: Link) -> list[int]:
-    """Name the ranks that did not fail in this call too: the ranks that wait all do, and say so in the group's store."""
-    get_store = getattr(link.group, "get_group_store", None)
-    if get_store is None:
-        return []
+    """Name the ranks that have not said in the group's store that they wait in this call too."""
+    store = _report(link)
+    deadline = time.monotonic() + _GRACE
+    missing = [] if store is None else [r for r in range(link.size) if r != link.rank]
     try:
-        store = get_store()
-        prefix = f"fmcore/moe/failed/{_CALLS.get(link.group, 0)}"
-        store.set(f"{prefix}/{link.rank}", "waiting")
-        deadline = time.monotonic() + _GRACE
-        missing = [r for r in range(link.size) if r != link.rank]
         while missing and time.monotonic() < deadline:
-            missing = [r for r in missing if not store.check([f"{prefix}/{r}"])]
+            missing = [r for r in missing if not store.check([_seat(link, r)])]
             time.sleep(0.02)
     except RuntimeError:
         # The store went with the rank that hosted it: nobody can be named.
         return []
     return missing
+
+
+def _report(link: Link) -> Any:
+    """Say in the group's store that this rank waits in this call; return the store, None where there is none."""
+    get_store = getattr(link.group, "get_group_store", None)
+    try:
+        store = None if get_store is None else get_store()
+        if store is not None:
+            store.set(_seat(link, link.rank), "waiting")
+    except RuntimeError:
+        return None
+    return store
+
+
+def _seat(link: Link, rank: int) -> str:
+    return f"fmcore/moe/waiting/{_CALLS.get(link.group, 0)}/{rank}"
