@@ -14,7 +14,7 @@ from fmcore_conformance import SUITE_VERSION, environment, statement, waivers
 from fmcore_conformance.collect import collect
 from fmcore_conformance.model import Cell, cell_of
 from fmcore_conformance.runner import Runner, Setup
-from fmcore_conformance.select import Selection, split
+from fmcore_conformance.selection import Selection, split
 from fmcore_conformance.target import Target
 from fmcore_conformance.verdicts import Verdict
 
@@ -144,7 +144,7 @@ def run(plan: Plan, progress: Progress) -> dict[str, Any]:
     for module in plan.setup.load:
         importlib.import_module(module).load()
     accepted = waivers.load(plan.waiver_file) if plan.waiver_file else []
-    target = Target(plan.setup.backend, plan.setup.device, plan.setup.seed)
+    target = Target(plan.setup.backend, plan.setup.device, plan.setup.seed, plan.setup.load)
     chosen, left_out = split(collect(target), plan.selection)
     log = Log.open(plan)
     todo = [case for case in chosen if case.id not in log.cells]

@@ -25,11 +25,13 @@ class Target:
         backend: Backend name for strict calls; None for automatic selection.
         device: torch device of the inputs.
         seed: Seed of the run; each case derives its own generator from it and from its id.
+        load: Modules whose ``load()`` registers further backends, also in the ranks of a world.
     """
 
     backend: str | None = None
     device: str = "cpu"
     seed: int = 0
+    load: tuple[str, ...] = ()
 
     def generator(self, name: str) -> torch.Generator:
         """A CPU generator that depends on the run's seed and on ``name`` only."""

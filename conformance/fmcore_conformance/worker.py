@@ -46,7 +46,7 @@ def serve(requests: IO[str], channel: IO[str], setup: dict[str, Any]) -> int:
     torch.set_num_threads(int(setup.get("threads", 1)))
     for module in setup["load"]:
         importlib.import_module(module).load()
-    target = Target(setup["backend"], setup["device"], setup["seed"])
+    target = Target(setup["backend"], setup["device"], setup["seed"], tuple(setup["load"]))
     cases = {case.id: case for case in collect(target)}
     _send(channel, event="ready", cases=len(cases))
     for line in requests:

@@ -23,23 +23,46 @@ def command() -> None:
 
 
 @command.command()
-@click.option("--backend", default=None, help="Backend under test, called strictly. Default: the whole stack, automatic selection.")
+@click.option(
+    "--backend",
+    default=None,
+    help="Backend under test, called strictly. Default: the whole stack, automatic selection.",
+)
 @click.option("--device", default="cpu", show_default=True, help="torch device of the inputs.")
 @click.option("--level", default="L3", show_default=True, help="Highest level whose cases are run: L0 to L4.")
 @click.option("--ops", default="*", show_default=True, help="Globs over op names, such as 'moe.*,math.sum'.")
 @click.option("--dtypes", default="", help="Dtypes, such as bool,bf16,complex64. Default: all.")
 @click.option("--cases", default="*", show_default=True, help="Globs over case ids.")
-@click.option("--fraction", default="1", show_default=True, help="Share of the cases, such as 1/8; mandatory ones are kept. Grants no level.")
+@click.option(
+    "--fraction",
+    default="1",
+    show_default=True,
+    help="Share of the cases, such as 1/8; mandatory ones are kept. Grants no level.",
+)
 @click.option("--seed", default=0, show_default=True, help="Seed of every input and of the fraction.")
-@click.option("--jobs", default=0, help="Child processes at a time. Default: one per core for CPU inputs, one for a device.")
+@click.option(
+    "--jobs", default=0, help="Child processes at a time. Default: one per core for CPU inputs, one for a device."
+)
 @click.option("--time-scale", default=1.0, show_default=True, help="Factor on every case's time-out.")
-@click.option("--out", type=click.Path(path_type=Path), default=Path("conform-out"), show_default=True, help="Folder for results, statement and logs.")
+@click.option(
+    "--out",
+    type=click.Path(path_type=Path),
+    default=Path("conform-out"),
+    show_default=True,
+    help="Folder for results, statement and logs.",
+)
 @click.option("--resume", is_flag=True, help="Continue an interrupted run in --out.")
-@click.option("--waivers", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="File of accepted failures.")
+@click.option(
+    "--waivers", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="File of accepted failures."
+)
 @click.option("--load", multiple=True, help="Module with a load() that registers further backends, in every process.")
-@click.option("--emulated", default="", help="Say that this run goes through stand-ins, and which: it then grants no level.")
+@click.option(
+    "--emulated", default="", help="Say that this run goes through stand-ins, and which: it then grants no level."
+)
 @click.option("--html", "html_path", type=click.Path(path_type=Path), help="Also write the HTML report here.")
-@click.option("--markdown", "markdown_path", type=click.Path(path_type=Path), help="Also write the Markdown report here.")
+@click.option(
+    "--markdown", "markdown_path", type=click.Path(path_type=Path), help="Also write the Markdown report here."
+)
 @click.option("--junit", "junit_path", type=click.Path(path_type=Path), help="Also write JUnit XML here.")
 @click.option("--json", "as_json", is_flag=True, help="Print the statement instead of the matrix.")
 def run(**options: Any) -> None:
@@ -49,7 +72,7 @@ def run(**options: Any) -> None:
     from fmcore_conformance.progress import Quiet, progress_for
     from fmcore_conformance.render import text
     from fmcore_conformance.runner import Setup
-    from fmcore_conformance.select import Selection, parse_dtypes, parse_fraction, parse_globs, parse_level
+    from fmcore_conformance.selection import Selection, parse_dtypes, parse_fraction, parse_globs, parse_level
     from fmcore_conformance.session import STATEMENT, Plan
     from fmcore_conformance.session import run as run_session
     from fmcore_conformance.statement import cells_of, failed
@@ -78,7 +101,11 @@ def run(**options: Any) -> None:
     else:
         text.show(statement, console)
         console.print(f"statement: {plan.out / STATEMENT}", highlight=False)
-    for kind, path in (("html", options["html_path"]), ("markdown", options["markdown_path"]), ("junit", options["junit_path"])):
+    for kind, path in (
+        ("html", options["html_path"]),
+        ("markdown", options["markdown_path"]),
+        ("junit", options["junit_path"]),
+    ):
         if path is not None:
             _render(statement, kind, path)
             if not options["as_json"]:
@@ -160,7 +187,7 @@ def kinds(as_json: bool) -> None:
 def list_cases(level: str, ops: str, dtypes: str, cases: str, as_json: bool) -> None:
     """List the cases with their levels and the fault kinds that they detect."""
     from fmcore_conformance.collect import collect
-    from fmcore_conformance.select import Selection, parse_dtypes, parse_globs, parse_level, split
+    from fmcore_conformance.selection import Selection, parse_dtypes, parse_globs, parse_level, split
     from fmcore_conformance.target import Target
 
     try:

@@ -161,7 +161,7 @@ def _forward() -> Iterator[Case]:
             ("scale-default", {}, ("scale",)),
             ("softcap", {"softcap": 2.0, "spread": 3.0}, ("softcap-ignored",)),
             ("sink", {"sink": True}, ("sink-ignored",)),
-            ("large-logits", {"spread": 60.0, "scale": 1.0}, ("large-logits", "lse-base-2")),
+            ("large-logits", {"spread": 300.0, "scale": 1.0, "focus": True}, ("large-logits", "lse-base-2")),
         ):
             yield _case("forward", name, dtype, "L2", _on(close.forward, name, "causal_document", small, dtype, dtype, call=call), kinds)
         yield _case("forward", "sink-rows-that-see-nothing", dtype, "L2", _on(close.forward, "sink", "masked_rows", Size(), dtype, dtype, call={"sink": True}), ("sink-ignored", "masked-row-nan"))

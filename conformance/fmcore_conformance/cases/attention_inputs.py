@@ -98,6 +98,7 @@ def make(
     softcap: float = 0.0,
     sink: bool = False,
     spread: float = 1.0,
+    focus: bool = False,
     **extra: Any,
 ) -> Call:
     """A call with normal inputs.
@@ -112,11 +113,15 @@ def make(
         softcap: Soft cap.
         sink: Whether to give a sink.
         spread: Standard deviation of q, for large logits.
+        focus: Whether one feature makes the scores, so that they are large without cancellation: the lse bound knows
+            the size of a score and not that of its terms.
         **extra: Further keyword arguments of the op.
     """
     g = target.generator(name)
     dv = size.dv or size.d
     q = normal(g, size.b, size.s_q, size.h_q, size.d, dtype=dtype, scale=spread)
+    if focus:
+        q[..., 1:] *= 2.0**-8
     k = normal(g, size.b, size.s_k, size.h_kv, size.d, dtype=dtype)
     v = normal(g, size.b, size.s_k, size.h_kv, dv, dtype=dtype)
     raw = attention_masks.make(

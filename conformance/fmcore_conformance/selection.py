@@ -41,7 +41,7 @@ class Selection:
         return (
             LEVELS.index(case.level) <= LEVELS.index(self.level)
             and any(fnmatchcase(case.op, glob) for glob in self.ops)
-            and (not self.dtypes or case.dtype in self.dtypes or case.family == "engine")
+            and (not self.dtypes or case.dtype in self.dtypes or case.dtype == "any")
             and any(fnmatchcase(case.id, glob) for glob in self.cases)
         )
 
