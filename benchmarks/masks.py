@@ -28,6 +28,7 @@ from fmcore.masks.plan_torch import build_plan_torch
 TILE = 128
 SIZES = (8192, 32768, 131072, 1 << 20)
 LONG_MASKS = ("causal", "sliding_window", "causal_document", "document")
+FLEX_MASKS = ("causal_document", "document")  # each is compiled anew
 FLEX_LIMIT = {"cpu": 8192, "cuda": 32768}
 SLEEP_CYCLES = 40_000_000
 RESULTS = Path(__file__).parent / "results"
@@ -83,7 +84,7 @@ def flex_ms(mask, device, repeats):
     """FlexAttention's way to the same block lists, compiled where there is a compiler for it."""
     from torch.nn.attention.flex_attention import create_block_mask
 
-    if mask.s_q > FLEX_LIMIT[device]:
+    if mask.s_q > FLEX_LIMIT[device] or mask.kind not in FLEX_MASKS:
         return None
     mod = masks.to_mask_mod(mask.to(device))
     heads = None if mask.heads == 1 else mask.heads
