@@ -8,7 +8,7 @@
 
 from __future__ import annotations
 
-from fmcore.masks.benchmark import BENCHMARK_MASKS, benchmark, benchmark_documents
+from fmcore.masks.benchmark_masks import BENCHMARK_MASKS, benchmark, benchmark_documents
 from fmcore.masks.builders import (
     all_masked,
     causal,
@@ -21,7 +21,7 @@ from fmcore.masks.builders import (
 )
 from fmcore.masks.canonical import canonicalize
 from fmcore.masks.converters import from_dense, from_window, simplify, to_startend_row_indices, with_block_mask
-from fmcore.masks.degenerate import DEGENERATE_MASKS, degenerate, degenerate_bounds
+from fmcore.masks.degenerate_masks import DEGENERATE_MASKS, degenerate, degenerate_bounds
 from fmcore.masks.flex import from_block_mask, from_mask_mod, to_block_mask, to_mask_mod
 from fmcore.masks.mask import Mask
 from fmcore.masks.picture import save_png, to_text

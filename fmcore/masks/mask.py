@@ -168,13 +168,13 @@ class Mask:
         Rebuilt when the planes were changed in place. A plan first asked for while a graph is captured is part of that
         graph and is not kept, unless the mask itself was made in the capture.
         """
-        from fmcore.masks.plan import build_plan
-
         where = self.device if device is None else _indexed(device)
         keep = self.block_mask
         key = (block_q, block_k, where, _version(self.planes), None if keep is None else _version(keep))
         plan: Plan | None = self._plans.get(key)
         if plan is None:
+            from fmcore.masks.plan import build_plan
+
             plan = build_plan(self, block_q, block_k, where)
             if self.captured or not _capturing(where):
                 self._plans[key] = plan
