@@ -69,7 +69,7 @@ def _show(facts: dict[str, Any], *, evidence: bool) -> None:
 
 def _impls(backend: dict[str, Any]) -> str:
     if backend["impls"]:
-        return f"{backend['impls']} of {backend['ops']} ops"
+        return f"{backend['impls']} for {backend['ops']} ops"
     return "none" if backend["state"] == "available" else ""
 
 

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
+from importlib import metadata
 from typing import Any
 
 from fmcore.dispatch.probes import Evidence, ProbeEnv, Verdict
@@ -118,3 +120,27 @@ def ask(module: Any, path: str, *arguments: Any) -> tuple[Any, str]:
         return found(*arguments), ""
     except (RuntimeError, OSError, AttributeError, TypeError, ValueError, ImportError, AssertionError) as error:
         return None, f"{type(error).__name__}: {error}"
+
+
+def stack_lines(packages: Iterable[str], prefixes: tuple[str, ...], environ: Mapping[str, str]) -> dict[str, str]:
+    """Return what a report on a vendor's stack should record: package versions and the switches in force.
+
+    Args:
+        packages: Names of distributions; nothing is imported.
+        prefixes: Beginnings of the names of environment variables that change what the stack computes.
+        environ: The environment.
+
+    >>> stack_lines((), ("ACME_",), {"ACME_TF32": "1", "HOME": "/root"})
+    {'switches': 'ACME_TF32=1'}
+    """
+    versions = [f"{name} {version}" for name in packages if (version := _version(name))]
+    switches = [f"{name}={value}" for name, value in sorted(environ.items()) if name.startswith(prefixes)]
+    found = {"packages": ", ".join(versions), "switches": ", ".join(switches)}
+    return {name: text for name, text in found.items() if text}
+
+
+def _version(distribution: str) -> str:
+    try:
+        return metadata.version(distribution)
+    except metadata.PackageNotFoundError:
+        return ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from typing import TYPE_CHECKING
 
 from fmcore.dispatch import hookimpl
@@ -16,3 +17,11 @@ def fmcore_probe(env: ProbeEnv, deep: bool) -> dict[str, ProbeReport]:  # noqa: 
     from fmcore_cuda_hopper.probe import probe
 
     return {"cuda_hopper": probe(env, deep=deep)}
+
+
+@hookimpl
+def fmcore_doctor(backend: str) -> dict[str, str]:  # noqa: ARG001 (the hook's signature)
+    """Name the packages that the kernels build on and the switches in force."""
+    from fmcore.dispatch.probing import stack_lines
+
+    return stack_lines(("torch", "triton", "cupy-cuda13x"), ("CUDA_", "NVIDIA_TF32_OVERRIDE", "NCCL_"), os.environ)

@@ -8,7 +8,6 @@ from typing import Any
 from fmcore.dispatch.arch import Arch
 from fmcore.dispatch.probes import DeviceClaim, ProbeEnv, ProbeReport
 from fmcore.dispatch.probing import Notebook, ask, blocked, first_choice, torch_problem
-from fmcore_cuda_hopper import nvml
 
 BACKEND = "cuda_hopper"
 HOPPER = (9, 0)
@@ -91,6 +90,8 @@ class _Probe:
         """Ask NVML where the kernel's listing is hidden; it creates no device context."""
         if self.cards:
             return
+        from fmcore_cuda_hopper import nvml
+
         listing = nvml.listing(self.env)
         if isinstance(listing, str):
             self.notes.write("NVML", listing, "unknown")

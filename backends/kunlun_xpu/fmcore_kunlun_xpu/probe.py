@@ -15,7 +15,6 @@ from fmcore.dispatch.probing import (
     pci_functions,
     torch_problem,
 )
-from fmcore_kunlun_xpu import smi, xpurt
 
 BACKEND = "kunlun_xpu"
 PCI_VENDOR = "0x1d22"
@@ -102,6 +101,8 @@ class _Probe:
         )
 
     def _runtime_library(self) -> None:
+        from fmcore_kunlun_xpu import xpurt
+
         found = xpurt.devices(self.env)
         if isinstance(found, str):
             self.notes.write(xpurt.LIBRARY, found, "unknown")
@@ -115,6 +116,8 @@ class _Probe:
         if confirmed:
             self.notes.write("xpu-smi", "not run: torch_xmlir has confirmed the device", "unknown")
             return
+        from fmcore_kunlun_xpu import smi
+
         text = self.env.run(["xpu-smi"])
         report = smi.parse(text) if text else None
         if report is not None:

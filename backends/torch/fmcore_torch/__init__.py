@@ -15,8 +15,12 @@ OLDEST_TORCH = (2, 9)
 
 
 @hookimpl
-def fmcore_probe(env: ProbeEnv, deep: bool) -> Mapping[str, ProbeReport]:  # noqa: ARG001, FBT001 (the hook's signature)
+def fmcore_probe(env: ProbeEnv, deep: bool) -> Mapping[str, ProbeReport]:  # noqa: FBT001 (the hook's signature)
     """Accept any torch from 2.9 on, whoever built it."""
+    if not deep:
+        here = env.find_spec("torch")
+        seen = Evidence("module torch", "installed" if here else "not found", "for" if here else "against")
+        return {"torch": ProbeReport(available=here, reason="torch was looked for, not imported", evidence=(seen,))}
     torch = env.torch()
     if torch is None:
         reason = "torch is not installed; install your vendor's build, or `pip install fmcore-kernels[torch]`"
