@@ -34,8 +34,8 @@ endif
 
 conform: $(STAMP)
 	@echo "== conformance, fraction $(FRACTION) (share: 4 minutes of .ci/run)"
-	@$(BIN)/fmcore conform demo
-	@$(BIN)/fmcore conform run --fraction $(FRACTION) --output $(REPORT)
+	@$(BIN)/python examples/first_steps.py
+	@$(BIN)/fmcore conform run --level L4 --fraction $(FRACTION) --out $(REPORT) --html $(REPORT)/report.html
 
 test: $(STAMP)
 	@echo "== tests (share: 10 minutes of .ci/run)"
