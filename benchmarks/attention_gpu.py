@@ -34,7 +34,7 @@ import torch  # noqa: E402
 
 import fmcore as fm  # noqa: E402
 from fmcore import masks as fm_masks  # noqa: E402
-from fmcore.masks.benchmark import BENCHMARK_MASKS, benchmark, benchmark_documents  # noqa: E402
+from fmcore.masks import BENCHMARK_MASKS, benchmark, benchmark_documents  # noqa: E402
 
 DENSE = ("full", "causal")
 SLEEP_CYCLES = 5_000_000
