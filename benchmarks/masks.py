@@ -21,9 +21,12 @@ from pathlib import Path
 
 import torch
 
-from fmcore import masks
-from fmcore.masks.plan import build_plan, plan_builders
-from fmcore.masks.plan_torch import build_plan_torch
+ROOT = Path(__file__).parents[1]
+sys.path[:0] = [str(ROOT), str(ROOT / "backends" / "triton")]  # runs from a checkout that is not installed, too
+
+from fmcore import masks  # noqa: E402
+from fmcore.masks.plan import build_plan, plan_builders  # noqa: E402
+from fmcore.masks.plan_torch import build_plan_torch  # noqa: E402
 
 TILE = 128
 SIZES = (8192, 32768, 131072, 1 << 20)
