@@ -51,13 +51,15 @@ struct BackwardArgs {
     int threads;
 };
 
-// y[r] = sum over j of w[r, j] * x[index[r, j]]; an index below zero adds nothing; w null means ones.
+// y[r] = (bias0[r] + bias1[r]) + sum over j of w[r, j] * x[index[r, j]], rounded once. An index below zero adds nothing;
+// w null means ones; either bias may be null.
 struct GatherSumArgs {
     DType dtype;
     int64_t rows, width, terms;
     const void* x;
     const int64_t* index;
     const float* weight;
+    const void *bias0, *bias1;
     void* y;
     int threads;
 };

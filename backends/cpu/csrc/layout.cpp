@@ -21,24 +21,23 @@ int64_t parts_for(int64_t n, int threads) {
 }  // namespace
 
 template <class Index>
-bool moe_layout(const Index* topk, int64_t tokens, int64_t k, int64_t experts, int64_t ranks, int32_t* per_rank,
-                int32_t* per_expert, uint8_t* in_rank, int threads) {
+int64_t moe_layout(const Index* topk, int64_t tokens, int64_t k, int64_t experts, int64_t ranks, int32_t* per_rank,
+                   int32_t* per_expert, uint8_t* in_rank, int threads) {
     const int64_t parts = parts_for(tokens * k, threads), width = experts + ranks, local = experts / ranks;
     std::vector<int32_t> counts(parts * width, 0), rank_of(experts);
-    std::vector<uint8_t> bad(parts, 0);
+    std::vector<int64_t> invalid(parts, 0);
     for (int64_t e = 0; e < experts; ++e) rank_of[e] = (int32_t)(e / local);
     auto part = [&](int64_t p, int) {
         int32_t* expert = &counts[p * width];
         int32_t* rank = expert + experts;
-        bool wrong = false;
+        int64_t wrong = 0;
         for (int64_t t = tokens * p / parts; t < tokens * (p + 1) / parts; ++t) {
             uint8_t* hit = in_rank + t * ranks;
             std::memset(hit, 0, ranks);
             for (int64_t j = 0; j < k; ++j) {
                 const int64_t e = topk[t * k + j];
-                if (e < 0) continue;
-                if (e >= experts) {
-                    wrong = true;
+                if (e < 0 || e >= experts) {
+                    wrong += e != -1;
                     continue;
                 }
                 ++expert[e];
@@ -47,18 +46,18 @@ bool moe_layout(const Index* topk, int64_t tokens, int64_t k, int64_t experts, i
                 hit[r] = 1;
             }
         }
-        bad[p] = wrong;
+        invalid[p] = wrong;
     };
     run(parts, threads, part);
     std::memset(per_expert, 0, experts * sizeof(int32_t));
     std::memset(per_rank, 0, ranks * sizeof(int32_t));
-    bool good = true;
+    int64_t wrong = 0;
     for (int64_t p = 0; p < parts; ++p) {
         for (int64_t e = 0; e < experts; ++e) per_expert[e] += counts[p * width + e];
         for (int64_t r = 0; r < ranks; ++r) per_rank[r] += counts[p * width + experts + r];
-        good = good && !bad[p];
+        wrong += invalid[p];
     }
-    return good;
+    return wrong;
 }
 
 template <class Index>
@@ -97,8 +96,8 @@ bool stable_order(const Index* keys, int64_t n, int64_t buckets, int64_t* order,
     return true;
 }
 
-template bool moe_layout(const int64_t*, int64_t, int64_t, int64_t, int64_t, int32_t*, int32_t*, uint8_t*, int);
-template bool moe_layout(const int32_t*, int64_t, int64_t, int64_t, int64_t, int32_t*, int32_t*, uint8_t*, int);
+template int64_t moe_layout(const int64_t*, int64_t, int64_t, int64_t, int64_t, int32_t*, int32_t*, uint8_t*, int);
+template int64_t moe_layout(const int32_t*, int64_t, int64_t, int64_t, int64_t, int32_t*, int32_t*, uint8_t*, int);
 template bool stable_order(const int64_t*, int64_t, int64_t, int64_t*, int64_t*, int);
 template bool stable_order(const int32_t*, int64_t, int64_t, int64_t*, int64_t*, int);
 

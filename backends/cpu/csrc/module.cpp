@@ -93,9 +93,9 @@ void backward(const std::array<int64_t, 7>& n, int dtype, const std::array<Tenso
 }
 
 void gather_sum(int dtype, int64_t rows, int64_t width, int64_t terms, int64_t x, int64_t index, int64_t weight,
-                int64_t y, int threads) {
+                int64_t bias0, int64_t bias1, int64_t y, int threads) {
     const GatherSumArgs a{(DType)dtype, rows, width, terms, ptr<void>(x), ptr<int64_t>(index), ptr<float>(weight),
-                          ptr<void>(y), threads};
+                          ptr<void>(bias0), ptr<void>(bias1), ptr<void>(y), threads};
     const Kernels& k = kernels();
     py::gil_scoped_release release;
     k.gather_sum(a);
@@ -115,18 +115,22 @@ struct Copy {
     char* y;
 };
 
-// y[r] = x[index[r]], rows of `bytes` bytes.
+// y[r] = x[index[r]], rows of `bytes` bytes; zeros where the index is below zero.
 void gather_rows(int64_t rows, int64_t bytes, int64_t x, int64_t index, int64_t y, int threads) {
     Copy c{rows, bytes, ptr<char>(x), ptr<int64_t>(index), ptr<char>(y)};
     py::gil_scoped_release release;
     parallel((rows + 31) / 32, threads, [](void* p, int64_t t, int) {
         const Copy& c = *(Copy*)p;
-        for (int64_t r = t * 32; r < c.rows && r < (t + 1) * 32; ++r)
-            std::memcpy(c.y + r * c.bytes, c.x + c.index[r] * c.bytes, c.bytes);
+        for (int64_t r = t * 32; r < c.rows && r < (t + 1) * 32; ++r) {
+            if (c.index[r] < 0)
+                std::memset(c.y + r * c.bytes, 0, c.bytes);
+            else
+                std::memcpy(c.y + r * c.bytes, c.x + c.index[r] * c.bytes, c.bytes);
+        }
     }, &c);
 }
 
-bool layout(bool wide, int64_t topk, int64_t tokens, int64_t k, int64_t experts, int64_t ranks, int64_t per_rank,
+int64_t layout(bool wide, int64_t topk, int64_t tokens, int64_t k, int64_t experts, int64_t ranks, int64_t per_rank,
             int64_t per_expert, int64_t in_rank, int threads) {
     py::gil_scoped_release release;
     if (wide)

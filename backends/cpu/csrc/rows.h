@@ -16,6 +16,17 @@ struct GatherSum {
                  [](void* p, int64_t t, int) { task(*(const GatherSumArgs*)p, t); }, (void*)&a);
     }
 
+    static void add_bias(const GatherSumArgs& a, int64_t at, int64_t n, int64_t whole, C* sum) {
+        alignas(64) C x[kChunk], y[kChunk];
+        const void* one = a.bias0 ? a.bias0 : a.bias1;
+        load_row(a.dtype, one, at, n, whole, (C)1, x);
+        if (a.bias0 && a.bias1) {
+            load_row(a.dtype, a.bias1, at, n, whole, (C)1, y);
+            for (int64_t i = 0; i < whole; i += Simd<C>::N) store(x + i, load(x + i) + load(y + i));
+        }
+        for (int64_t i = 0; i < whole; i += Simd<C>::N) store(sum + i, load(x + i) + load(sum + i));
+    }
+
     static void task(const GatherSumArgs& a, int64_t t) {
         const int64_t r1 = (t + 1) * kRowsPerTask < a.rows ? (t + 1) * kRowsPerTask : a.rows;
         alignas(64) C sum[kChunk], x[kChunk];
@@ -33,6 +44,7 @@ struct GatherSum {
                     first = false;
                 }
                 if (first) memset(sum, 0, whole * sizeof(C));
+                if (a.bias0 || a.bias1) add_bias(a, r * a.width + c, n, whole, sum);
                 store_row(a.dtype, a.y, r * a.width + c, n, sum, (C)1);
             }
     }

@@ -16,7 +16,8 @@ WEIGHTS = torch.tensor([[0.5, 0.25], [1.0, 9.0], [9.0, 9.0]])
 
 
 def sent(**options: object) -> fm.moe.Dispatched:
-    return fm.moe.dispatch(torch.arange(6.0).reshape(3, 2), fm.moe.layout(IDX, 4), IDX, WEIGHTS, **options)
+    x = torch.arange(6.0).reshape(3, 2)
+    return fm.moe.dispatch(x, fm.moe.layout(IDX, 4), IDX, WEIGHTS, backend="torch", **options)
 
 
 @pytest.mark.parametrize(
@@ -49,7 +50,7 @@ def sent(**options: object) -> fm.moe.Dispatched:
         (lambda: fm.moe.combine(torch.ones(2, 2), sent().handle, bias=[torch.ones(3, 2)] * 3), "at most two"),
         (lambda: fm.moe.combine(torch.ones(2, 2), sent().handle, bias=torch.ones(2, 2)), "bias is"),
         (lambda: fm.moe.combine(torch.ones(2, 2), sent().handle, bias=torch.ones(3, 2).half()), "bias is"),
-        (lambda: fm.moe.combine(torch.ones(2, 2), sent().handle, backend="cpu"), "made by 'torch/local'"),
+        (lambda: fm.moe.combine(torch.ones(2, 2), sent(backend="torch").handle, backend="cpu"), "made by 'torch/local'"),
     ],
 )  # fmt: skip
 def test_refusals_say_what_is_wrong(call: object, words: str) -> None:
@@ -68,7 +69,7 @@ def test_handles_cannot_be_changed() -> None:
     with pytest.raises(dataclasses.FrozenInstanceError):
         handle.num_rows = 5
     with pytest.raises(dataclasses.FrozenInstanceError):
-        handle.state.exact = False
+        handle.state.token_of_row = None
 
 
 def test_weights_never_act_without_the_flag() -> None:
