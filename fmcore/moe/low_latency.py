@@ -151,7 +151,7 @@ def _places(sent: Dispatched, local: int, capacity: int) -> tuple[torch.Tensor, 
     target = torch.where(
         (order.values < local) & (within < capacity), order.values * capacity + within, local * capacity
     )
-    place = torch.empty_like(target).scatter_(0, order.indices, target).view(expert.shape)
+    place = target.index_select(0, order.indices.argsort()).view(expert.shape)
     counts = edges.diff()[:local].to(torch.int32)
     ranks = sent.handle.num_ranks
     pair = torch.where(expert < local, expert * ranks + sent.handle.src_rank[:, None], local * ranks).reshape(-1)

@@ -17,7 +17,7 @@ WEIGHTS = torch.tensor([[0.5, 0.25], [1.0, 9.0], [9.0, 9.0]])
 
 def sent(**options: object) -> fm.moe.Dispatched:
     x = torch.arange(6.0).reshape(3, 2)
-    return fm.moe.dispatch(x, fm.moe.layout(IDX, 4), IDX, WEIGHTS, backend="torch", **options)
+    return fm.moe.dispatch(x, fm.moe.layout(IDX, 4), IDX, WEIGHTS, **{"backend": "torch", **options})
 
 
 @pytest.mark.parametrize(
@@ -50,7 +50,7 @@ def sent(**options: object) -> fm.moe.Dispatched:
         (lambda: fm.moe.combine(torch.ones(2, 2), sent().handle, bias=[torch.ones(3, 2)] * 3), "at most two"),
         (lambda: fm.moe.combine(torch.ones(2, 2), sent().handle, bias=torch.ones(2, 2)), "bias is"),
         (lambda: fm.moe.combine(torch.ones(2, 2), sent().handle, bias=torch.ones(3, 2).half()), "bias is"),
-        (lambda: fm.moe.combine(torch.ones(2, 2), sent(backend="torch").handle, backend="cpu"), "made by 'torch/local'"),
+        (lambda: fm.moe.combine(torch.ones(2, 2), sent().handle, backend="cpu"), "made by 'torch/local'"),
     ],
 )  # fmt: skip
 def test_refusals_say_what_is_wrong(call: object, words: str) -> None:
@@ -109,7 +109,7 @@ def test_second_derivatives() -> None:
 def test_explain_names_the_world() -> None:
     decision = fm.explain("moe.combine", torch.ones(2, 2), sent().handle)
     assert decision.selected is not None
-    assert decision.selected.id == "torch/local"
+    assert decision.selected.id == sent().handle.impl
 
 
 def test_scales_and_weights_get_gradients() -> None:

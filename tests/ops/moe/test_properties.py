@@ -18,8 +18,8 @@ WORLDS = {0: tuple(PROPERTIES), 1: SOME, 2: tuple(PROPERTIES), 3: SOME, 4: (*SOM
 def found(ranks: int) -> list[dict[str, str]]:
     """Run a world's properties in one go."""
     if ranks == 0:
-        return [run_properties(None)]
-    return values(run_world(run_properties, ranks, WORLDS[ranks], timeout=120.0, group_timeout=20.0))
+        return [run_properties(None, WORLDS[0], "torch")]
+    return values(run_world(run_properties, ranks, WORLDS[ranks], "torch", timeout=120.0, group_timeout=20.0))
 
 
 @pytest.mark.parametrize(("ranks", "name"), [(ranks, name) for ranks, names in WORLDS.items() for name in names])

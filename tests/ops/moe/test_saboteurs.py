@@ -117,7 +117,7 @@ def sabotaged(group: Any, name: str, check: str) -> str:
     """Plant a mistake in this rank and run one property. A world each: ranks part company when one of them fails."""
     globals()[name](setattr)
     try:
-        return run_properties(group, (check,))[check]
+        return run_properties(group, (check,), "torch")[check]
     except RuntimeError as error:
         return f"{type(error).__name__}: {error}"
 

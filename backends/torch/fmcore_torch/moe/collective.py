@@ -85,9 +85,9 @@ class CollectiveRoute:
             width = given.shape[1]
             out = given.new_empty((received if back else self.num_rows, width))
             out[received:] = 0
-            splits = [[n * width for n in side] for side in counts]
+            into, outof = ([n * width for n in side] for side in counts)
             flat = out.view(-1)[: received * width]
-            transfer = all_to_all(self.link, flat, given.view(-1), *splits, OPS[2 if back else 1])
+            transfer = all_to_all(self.link, flat, given.view(-1), into, outof, OPS[2 if back else 1])
             started.append((bundle, out, transfer))
         verdict.wait([transfer for _, _, transfer in started])
         found: dict[int, torch.Tensor] = {}

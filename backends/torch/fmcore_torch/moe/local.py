@@ -55,16 +55,13 @@ class LocalRoute:
 def local_route(is_token_in_rank: torch.Tensor, num_worst_tokens: int) -> LocalRoute:
     """Number the tokens that have an expert; with ``num_worst_tokens`` nothing is read on the host."""
     present = is_token_in_rank[:, 0]
-    number = present.to(torch.int64).cumsum(0) - 1
-    row_of_token = torch.where(present, number, -1)
+    seen = present.to(torch.int64).cumsum(0)
+    row_of_token = torch.where(present, seen - 1, -1)
     if num_worst_tokens == 0:
         return LocalRoute(present.nonzero()[:, 0], row_of_token, exact=True)
-    # One spare row takes the tokens that have no expert.
-    target = torch.where(present, number, num_worst_tokens).clamp(max=num_worst_tokens)
-    token_of_row = torch.full((num_worst_tokens + 1,), -1, dtype=torch.int64, device=present.device)
-    tokens = torch.arange(present.shape[0], device=present.device)
-    token_of_row.scatter_(0, target, torch.where(present, tokens, -1))
-    return LocalRoute(token_of_row[:-1], row_of_token, exact=False)
+    # The token of row n is the first by which n + 1 tokens with an expert have been seen.
+    token = torch.searchsorted(seen, torch.arange(1, num_worst_tokens + 1, device=seen.device))
+    return LocalRoute(torch.where(token < present.shape[0], token, -1), row_of_token, exact=False)
 
 
 def _take(x: torch.Tensor, index: torch.Tensor, *, exact: bool) -> torch.Tensor:

@@ -25,9 +25,10 @@ def layout(topk_idx: torch.Tensor, *, num_experts: int, group: Group | None) -> 
         raise InvalidInputError(f"moe.layout: {invalid_indices(int(num_invalid), num_experts)}")
     idx = torch.where(outside, -1, idx)
     per_expert = count_values(idx, num_experts)
-    rank_of = torch.where(idx < 0, ranks, idx // (num_experts // ranks))
-    marks = torch.zeros(idx.shape[0], ranks + 1, dtype=torch.uint8, device=idx.device).scatter_(1, rank_of, 1)
-    in_rank = marks[:, :ranks].to(torch.bool).contiguous()
+    rank_of = torch.where(idx < 0, -1, idx // (num_experts // ranks))
+    in_rank = torch.zeros((idx.shape[0], ranks), dtype=torch.bool, device=idx.device)
+    for rank in range(ranks):
+        in_rank[:, rank] = (rank_of == rank).any(1)
     return Layout(in_rank.sum(0, dtype=torch.int32), per_expert, in_rank, num_experts, group, num_invalid)
 
 
