@@ -69,9 +69,11 @@ def _attempt(case: Case, target: Target) -> Cell:
     except Mismatch as finding:
         return _failed(case, finding)
     except UnsupportedError as refusal:
+        if refusal.decision is None and not case.may_refuse:
+            return cell_of(case, Verdict.ERROR, reason=f"refused although the contract covers it: {_line(refusal)}")
         return _refused(case, target, refusal)
     except InvalidInputError as refusal:
-        if case.probe_unclaimed:  # the op's own contract excludes the dtype, for every backend
+        if case.may_refuse:
             return cell_of(case, Verdict.UNSUPPORTED_DECLARED, reason=_line(refusal), codes=["contract"])
         return cell_of(case, Verdict.ERROR, reason=_trace(refusal))
     except Exception as error:  # noqa: BLE001 (isolation: any exception of a kernel is its verdict, not the suite's)

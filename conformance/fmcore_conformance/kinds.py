@@ -95,7 +95,7 @@ KINDS: dict[str, Kind] = {
     "probe-silent": Kind(("engine",), "unavailable without a reason"),
     "claim-unparsable": Kind(("engine",), "a claim that cannot be evaluated"),
     "silent-fallback": Kind(("engine",), "another backend answers although one was named"),
-    "fake-mismatch": Kind(("engine", "attention", "math"), "the fake kernel's shape or dtype differs from the real one"),
+    "fake-mismatch": Kind(("attention",), "the fake kernel's shape or dtype differs from the real one"),
 }
 """Every fault kind of the suite, by name."""
 

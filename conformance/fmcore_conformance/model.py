@@ -99,6 +99,8 @@ class Case:
         run: The check. Returns measurements, raises ``Mismatch`` where the answer is wrong.
         kinds: Fault kinds that this case is written to detect (see ``kinds.py``).
         probe_unclaimed: Where the cell is not claimed, force the kernel and report whether it would work.
+        may_refuse: The op's own contract excludes this input for every backend, and says so by an exception. Elsewhere
+            such an exception is a finding.
         mandatory: Kept in every fraction of a run.
         world: Processes that it needs.
         timeout: Seconds allowed.
@@ -111,6 +113,7 @@ class Case:
     run: Callable[[Target], Sequence[Measurement]]
     kinds: tuple[str, ...] = ()
     probe_unclaimed: bool = False
+    may_refuse: bool = False
     mandatory: bool = False
     world: int = 1
     timeout: float = 120.0

@@ -68,7 +68,8 @@ def _dtypes() -> Iterator[Case]:
     """One small call for every column of the matrix; dtypes without an oracle bound are only probed."""
     for dtype in DTYPES:
         yield _case(
-            "dtypes", "call", dtype, "L1", partial(_dtype_probe, dtype), ("wrong-dtype",), probe_unclaimed=True, mandatory=True
+            "dtypes", "call", dtype, "L1", partial(_dtype_probe, dtype), ("wrong-dtype",), probe_unclaimed=True,
+            may_refuse=dtype not in ATTENTION_FORWARD, mandatory=True,
         )
 
 

@@ -84,8 +84,8 @@ def _coverage(op: MathOp, dtype: str) -> Case:
         first = inputs.samples(op, dtype, target.generator(f"{op.name} {dtype}"))[0]
         return checks.check_call(target, op.name, first)
 
-    kinds = ("wrong-dtype", *KINDS_OF_OP.get(op.name, ()))
-    return _case("dtypes", op.name, "call", dtype, "L1", run, kinds, probe_unclaimed=True, mandatory=True)
+    kinds = ("wrong-dtype", "input-written", "output-alias", *KINDS_OF_OP.get(op.name, ()))
+    return _case("dtypes", op.name, "call", dtype, "L1", run, kinds, probe_unclaimed=True, may_refuse=not _claims(op, dtype), mandatory=True)
 
 
 #: Which topic (and so which must-pass list) the further samples of an op belong to.

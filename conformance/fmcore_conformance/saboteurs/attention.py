@@ -350,13 +350,10 @@ class AdditiveMask(Dense):
 
 
 class NanReaches(Dense):
+    """A hidden key's NaN goes through the whole row."""
+
     kind = "sentinel-leak"
-
-    def probability(self, s: Tensor, lse: Tensor, seen: Tensor) -> Tensor:
-        return super().probability(s, lse, seen)
-
-    def product(self, p: Tensor, v: Tensor) -> Tensor:
-        return super().product(p, v)
+    globs = ("attention/probe/nan*",)
 
     def capped(self, s: Tensor, softcap: float) -> Tensor:
         capped = super().capped(s, softcap)
@@ -510,6 +507,17 @@ class WrongDtype(Dense):
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, **options: Any) -> tuple[Tensor, Tensor]:
         out, lse = super().forward(q, k, v, mask, **options)
         return out.to(torch.float32), lse
+
+
+class UnlikeItsFake(Dense):
+    """lse in float64, where the op's fake promises fp32."""
+
+    kind = "fake-mismatch"
+    globs = ("engine/*",)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, **options: Any) -> tuple[Tensor, Tensor]:
+        out, lse = super().forward(q, k, v, mask, **options)
+        return out, lse.to(torch.float64)
 
 
 def _registration(implementation: type[Dense]) -> Callable[[Registrar], None]:
