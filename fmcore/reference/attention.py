@@ -150,6 +150,7 @@ def gradient_floors(
     softcap: float = 0.0,
     sink: Tensor | None = None,
     dlse: Tensor | None = None,
+    by_terms: bool = False,
 ) -> tuple[Tensor, Tensor, Tensor]:
     """Size, row by row, of the terms that may cancel in each gradient.
 
@@ -159,12 +160,17 @@ def gradient_floors(
 
         scale * W |K|  (dq),    scale * W^T |Q|  (dk),    P^T |dO|  (dv)
 
-    and a gradient must keep ``|error row| <= c * u * (|reference row| + floor)``; ``docs/numerics.md`` says how c was
+    ``by_terms`` takes |dO| |V|^T for |dP| and rowsum(|dO| * P |V|) for |delta|: dP and delta are sums too, and where
+    they cancel an honest kernel is left with the rounding of their terms, not of their values.
+
+    A gradient must keep ``|error row| <= c * u * (|reference row| + floor)``; ``docs/numerics.md`` says how c was
     found.
 
     Returns:
         Floors of dq ``[b, s_q, h_q]``, dk and dv ``[b, s_k, h_kv]``, float64 on the host.
     """
+    if by_terms:
+        v, dout = v.abs(), dout.abs()
     problem = _Problem.of(q, k, v, mask, softmax_scale, softcap, sink)
     grad = _query_heads(dout, k.shape[2])
     extra = (
@@ -269,7 +275,7 @@ class _Problem:
             column = torch.arange(mask.s_k)
             visible = visible & keep.bool()[:, :, row // 128, column // 128]
         heads = self.q.shape[1] if mask.heads > 1 else 1
-        return visible.unflatten(1, (heads, mask.heads // heads))
+        return visible.reshape(-1, heads, mask.heads // heads, *visible.shape[2:])
 
 
 def _wide(t: Tensor) -> Tensor:
@@ -278,7 +284,8 @@ def _wide(t: Tensor) -> Tensor:
 
 def _query_heads(t: Tensor, heads: int) -> Tensor:
     """``[b, s, h, d]`` as float64 ``[b, heads, h // heads, s, d]``: query head h reads KV head h // group."""
-    return _wide(t).transpose(1, 2).unflatten(1, (heads, t.shape[2] // heads)).contiguous()
+    b, s, h, n = t.shape
+    return _wide(t).reshape(b, s, heads, h // heads, n).permute(0, 2, 3, 1, 4).contiguous()
 
 
 def _rows_first(t: Tensor) -> Tensor:

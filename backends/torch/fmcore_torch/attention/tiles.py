@@ -149,7 +149,7 @@ def backward(
     Q = logits.queries(q, heads, how)
     K, V = keys_first(k, how.operand), keys_first(v, how.operand)
     dO = pack_rows(dout, heads, how.operand)
-    norm = lse.to(how.sums).unflatten(1, (heads, group)).transpose(2, 3).contiguous()
+    norm = _by_row(lse, heads, how.sums).contiguous()
     delta = _delta(dO, out, dlse, heads, how.sums)
     # Where a row sees nothing lse is -inf: then P = exp(s - inf) = 0 and dS = 0 * (dP - 0), never a NaN.
     nothing = norm == -torch.inf
@@ -176,7 +176,7 @@ def backward(
 def _softmax_sum(
     part: Part, Q: Tensor, K: Tensor, V: Tensor, logits: _Logits, how: Arithmetic
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Over the keys of a part: sums of exp2(s - top) v and of exp2(s - top), and top, the running maximum (0 if -inf)."""
+    """Over the keys of a part: sums of exp2(s - top) v and of exp2(s - top), and top, the largest s (0 if -inf)."""
     rows = part.rows(Q)
     total = weight = top = safe = None
     for which, segment in enumerate(part.tile.segments):
@@ -241,8 +241,14 @@ def _delta(dO: Tensor, out: Tensor, dlse: Tensor | None, heads: int, sums: torch
     """rowsum(dO * out) - dlse, ``[b, h_kv, s_q, group]``."""
     delta = (dO.to(sums) * pack_rows(out, heads, sums)).sum(-1)
     if dlse is not None:
-        delta -= dlse.to(sums).unflatten(1, delta.shape[1:4:2]).transpose(2, 3)
+        delta -= _by_row(dlse, heads, sums)
     return delta
+
+
+def _by_row(t: Tensor, heads: int, sums: torch.dtype) -> Tensor:
+    """``[b, h_q, s_q]`` as ``[b, h_kv, s_q, group]``, a view if the dtype is right."""
+    b, h, s = t.shape
+    return t.to(sums).reshape(b, heads, h // heads, s).transpose(2, 3)
 
 
 def _per_head(sink: Tensor, heads: int, sums: torch.dtype) -> Tensor:

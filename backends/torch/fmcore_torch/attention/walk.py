@@ -159,7 +159,8 @@ class Walk:
                 hidden = hidden | (keep[:, :, (row // BLOCK).long(), column // BLOCK] == 0)
             count = hidden.shape[1]
             if count == self.heads * self.group and count > self.heads:  # one mask per query head, all heads together
-                hidden = hidden.unflatten(1, (self.heads, self.group)).transpose(2, 3)
+                shape = hidden.shape[0], self.heads, self.group, *hidden.shape[2:]
+                hidden = hidden.view(shape).transpose(2, 3)
             else:
                 hidden = hidden.unsqueeze(3)
             spans.append((offset, offset + stop - first, hidden))
@@ -177,7 +178,8 @@ def _share(hidden: Tensor, batches: slice, first_batch: int, heads: slice, first
 
 def pack_rows(t: Tensor, heads: int, dtype: torch.dtype) -> Tensor:
     """``[b, s_q, h_q, n]`` as contiguous ``[b, heads, s_q, h_q // heads, n]`` in ``dtype``."""
-    return t.unflatten(2, (heads, t.shape[2] // heads)).transpose(1, 2).to(dtype).contiguous()
+    b, s, h, n = t.shape
+    return t.reshape(b, s, heads, h // heads, n).transpose(1, 2).to(dtype).contiguous()
 
 
 def keys_first(t: Tensor, dtype: torch.dtype) -> Tensor:

@@ -63,7 +63,14 @@ def test_query_and_kv_heads(heads: tuple[int, int], make: Callable[..., Any]) ->
 @pytest.mark.parametrize("dtype", DTYPES, ids=str)
 @pytest.mark.parametrize(
     "options",
-    [{}, {"softcap": 1.5}, {"sink": True}, {"softcap": 0.8, "sink": True, "softmax_scale": -0.6}, {"dlse": False}],
+    [
+        {},
+        {"softcap": 1.5},
+        {"sink": True},
+        {"softcap": 0.8, "sink": True, "softmax_scale": -0.6},
+        {"dlse": False},
+        {"softmax_scale": 0.0},
+    ],
 )
 def test_options_and_dtypes(options: dict[str, Any], dtype: torch.dtype, make: Callable[..., Any]) -> None:
     make(random_mask(90, 100, heads=2, n=2), dtype=dtype, **options).check()
