@@ -140,7 +140,7 @@ class MadePlugin:
 
 @pytest.fixture
 def plugin() -> Iterator[Callable[..., MadePlugin]]:
-    """Return a function that makes and registers a plugin; all are unregistered afterwards and the policy is cleared."""
+    """Return a function that makes and registers a plugin; afterwards all are taken out and the policy is cleared."""
     names: list[str] = []
 
     def make(name: str, **options: Any) -> MadePlugin:
@@ -171,3 +171,13 @@ def qkv() -> tuple[torch.Tensor, torch.Tensor, torch.Tensor]:
         torch.randn(2, 12, 2, 16, generator=generator),
         torch.randn(2, 12, 2, 16, generator=generator),
     )
+
+
+def pytest_terminal_summary(terminalreporter: Any) -> None:
+    """Print what tests recorded as tables (the conformance suite's kill table), also under xdist."""
+    reports = [r for kind in ("passed", "failed") for r in terminalreporter.stats.get(kind, ()) if r.when == "call"]
+    for report in reports:
+        for name, text in report.user_properties:
+            if name == "fmcore table":
+                terminalreporter.section(report.nodeid.rsplit("::", 1)[-1])
+                terminalreporter.write_line(text)

@@ -62,6 +62,7 @@ class Child:
     process: subprocess.Popen[str]
     log: IO[str]
     events: queue.Queue[dict[str, Any] | None] = field(default_factory=queue.Queue)
+    reader: threading.Thread | None = None
 
     @classmethod
     def start(cls, setup: Setup, log_path: Path) -> Child:
@@ -76,7 +77,8 @@ class Child:
             start_new_session=True,
         )
         child = cls(process, log)
-        threading.Thread(target=child._read, daemon=True).start()
+        child.reader = threading.Thread(target=child._read, daemon=True)
+        child.reader.start()
         return child
 
     def _read(self) -> None:
@@ -123,6 +125,10 @@ class Child:
             self.process.wait(timeout=10)
         except subprocess.TimeoutExpired:
             self.kill()
+        if self.reader is not None:
+            self.reader.join(10)
+        if self.process.stdout is not None:
+            self.process.stdout.close()
         self.log.close()
 
     def last_words(self) -> str:

@@ -53,9 +53,9 @@ class Selection:
         return Fraction(int.from_bytes(digest[:8], "big"), 2**64) < self.fraction
 
     @property
-    def complete(self) -> bool:
-        """Whether the run can grant levels: nothing but the level was narrowed."""
-        return self.fraction >= 1 and self.ops == ("*",) and self.cases == ("*",) and not self.dtypes
+    def narrowed(self) -> bool:
+        """Whether cases were kept out in a way that leaves no trace as ``not_run``: such a run grants no level."""
+        return self.ops != ("*",) or self.cases != ("*",) or bool(self.dtypes)
 
 
 def parse_level(text: str) -> str:

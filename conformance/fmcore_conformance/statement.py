@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from collections.abc import Sequence
     from pathlib import Path
 
-    from fmcore_conformance.select import Selection
+    from fmcore_conformance.selection import Selection
 
 
 def checksum(cells: Sequence[dict[str, Any]]) -> str:
@@ -51,7 +51,7 @@ def build(
         interrupted: Whether the run was cut short.
     """
     ordered = [cell.to_json() for cell in sorted(cells, key=lambda c: c.id)]
-    grants = [] if emulated else grant(cells, selection.level)
+    grants = [] if emulated or selection.narrowed else grant(cells, selection.level)
     return {
         "schema": SCHEMA_VERSION,
         "suite": SUITE_VERSION,

@@ -141,12 +141,12 @@ def _forward() -> Iterator[Case]:
     for spec in (*FAMILIES, *DEGENERATE):
         size = Size(h_q=4, h_kv=2, mask_heads=2 if spec.per_head else 1)
         for dtype in FLOATS:
-            kinds = ("backward-mask", "scale", *(("low-accumulation",) if dtype in ("bfloat16", "float16") else ()))
+            kinds = _mask_kinds(spec.name)
             yield _case("forward", spec.name, dtype, "L2", _on(close.forward, spec.name, spec.name, size, dtype, dtype), kinds)
     for dtype in MAIN:
         for d in HEAD_DIMS:
             size = Size(s_q=70, s_k=70, d=d)
-            yield _case("forward", f"head_dim-{d}", dtype, "L2", _on(close.forward, f"d{d}", "causal_document", size, dtype, dtype), ("scale", "tail-tile"))
+            yield _case("forward", f"head_dim-{d}", dtype, "L2", _on(close.forward, f"d{d}", "causal_document", size, dtype, dtype), ("tail-tile",))
         for d, dv in ((64, 32), (192, 128), (32, 96), (128, 64)):
             size = Size(s_q=70, s_k=70, d=d, dv=dv)
             yield _case("forward", f"head_dim-{d}-value-{dv}", dtype, "L2", _on(close.forward, f"d{d}", "causal", size, dtype, dtype), ("swapped-strides",))

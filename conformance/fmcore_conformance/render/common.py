@@ -97,7 +97,7 @@ def facts(statement: dict[str, Any]) -> list[tuple[str, str]]:
         ("run", f"{statement['started']}, {statement['seconds']:.0f} s, seed {statement['selection']['seed']}"),
     ]
     if statement["selection"]["fraction"] != "1":
-        rows.append(("fraction", f"{statement['selection']['fraction']} of the cases: grants no level"))
+        rows.append(("fraction", f"{statement['selection']['fraction']} of the cases; a level needs that nothing on its list was left out"))
     if statement["emulated"]:
         rows.append(("emulated", f"{statement['emulated']}: grants no level"))
     if statement["interrupted"]:

@@ -45,6 +45,8 @@ def show(statement: dict[str, Any], console: Console) -> None:
     console.print(f"cells: {counts}", highlight=False)
     if statement["emulated"]:
         console.print(f"emulated, no level is granted: {statement['emulated']}", style="yellow", highlight=False)
+    if not statement["levels"] and not statement["emulated"]:
+        console.print("levels: none, because the run was narrowed by --ops, --dtypes or --cases", highlight=False)
     for family, level, blocked in level_lines(statement):
         console.print(f"level {family}: {level}" + (f" ({blocked})" if blocked else ""), highlight=False, markup=False)
     for waiver in statement["unused_waivers"]:

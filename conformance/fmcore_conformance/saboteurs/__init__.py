@@ -6,8 +6,8 @@ shows one being caught; ``honest_attention`` is the same code without a fault, a
 
 from __future__ import annotations
 
-from fmcore_conformance.saboteurs.base import Saboteur, load, saboteurs
+from fmcore_conformance.saboteurs.base import Saboteur, load, saboteurs, unload
 
 EMULATED = "backends of fmcore_conformance.saboteurs have faults planted on purpose"
 
-__all__ = ["EMULATED", "Saboteur", "load", "saboteurs"]
+__all__ = ["EMULATED", "Saboteur", "load", "saboteurs", "unload"]

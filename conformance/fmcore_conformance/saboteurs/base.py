@@ -37,6 +37,18 @@ def saboteurs() -> list[Saboteur]:
     return [*attention.SABOTEURS, *math.saboteurs(), *moe.saboteurs()]
 
 
+def unload() -> None:
+    """Take them out again, with what was registered from them to try unclaimed cells."""
+    import fmcore
+    from fmcore_conformance.unclaimed import SUFFIX
+
+    known = {backend.name for backend in fmcore.backends()}
+    for saboteur in saboteurs():
+        for name in (saboteur.name, saboteur.name + SUFFIX):
+            if name in known:
+                fmcore.unregister_backend(name)
+
+
 def load() -> None:
     """Register all of them in this process; asked for by ``--load fmcore_conformance.saboteurs``."""
     from fmcore_conformance.unclaimed import register
