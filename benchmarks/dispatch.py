@@ -172,8 +172,9 @@ def main() -> None:
     for name, value in milliseconds.items():
         print(f"{name:34}{value:10.1f} ms")
     report = {
-        "machine": platform.processor() or platform.machine(), "cores": os.cpu_count(), "python": platform.python_version(),
-        "torch": torch.__version__, "fmcore": importlib.metadata.version("fmcore-kernels"), "rows": rows, "ms": milliseconds,
+        "machine": platform.processor() or platform.machine(), "cores": os.cpu_count(),
+        "python": platform.python_version(), "torch": torch.__version__,
+        "fmcore": importlib.metadata.version("fmcore-kernels"), "rows": rows, "ms": milliseconds,
     }  # fmt: skip
     options.output.parent.mkdir(parents=True, exist_ok=True)
     options.output.write_text(json.dumps(report, indent=1) + "\n")

@@ -59,16 +59,22 @@ def math() -> list[bool]:
     flags = torch.randn(64, 64, generator=generator) > 0
     halves = torch.randn(64, 256, generator=generator).bfloat16()
     waves = torch.randn(64, 64, generator=generator, dtype=torch.complex64)
+    wide, exact_halves = waves.to(torch.complex128), halves.double()
     cases = (
-        ("math.logical_xor bool", "math.logical_xor", fm.math.logical_xor(flags, flags.T), flags ^ flags.T, 0.0),
-        ("math.sum bool", "math.sum", fm.math.sum(flags), flags.double().sum(), 0.0),
-        ("math.softmax bfloat16", "math.softmax", fm.math.softmax(halves), halves.double().softmax(-1), 4e-3),
-        ("math.matmul bfloat16", "math.matmul", fm.math.matmul(halves, halves.T), halves.double() @ halves.double().T, 4e-3),
-        ("math.matmul complex64", "math.matmul", fm.math.matmul(waves, waves), waves.to(torch.complex128) @ waves.to(torch.complex128), 1e-6),
-        ("math.fft complex64", "math.fft", fm.math.fft(waves), torch.fft.fft(waves.to(torch.complex128)), 1e-6),
-    )  # fmt: skip
-    served = {op: fm.explain(op, *((flags, flags) if op == "math.logical_xor" else (waves, waves) if op == "math.matmul" else (flags,) if op == "math.sum" else (waves,) if op == "math.fft" else (halves,))).selected for _, op, *_ in cases}  # fmt: skip # noqa: E501
-    return [report(name, served[op].id, distance(found, exact), bound) for name, op, found, exact, bound in cases]
+        ("logical_xor", (flags, flags.T), flags ^ flags.T, 0.0),
+        ("sum", (flags,), flags.double().sum(), 0.0),
+        ("softmax", (halves,), exact_halves.softmax(-1), 4e-3),
+        ("matmul", (halves, halves.T), exact_halves @ exact_halves.T, 4e-3),
+        ("matmul", (waves, waves), wide @ wide, 1e-6),
+        ("fft", (waves,), torch.fft.fft(wide), 1e-6),
+    )
+    passed = []
+    for name, inputs, exact, bound in cases:
+        served = fm.explain(f"math.{name}", *inputs).selected
+        found = getattr(fm.math, name)(*inputs)
+        by = served.id if served else "nobody"
+        passed.append(report(f"math.{name} {inputs[0].dtype}", by, distance(found, exact), bound))
+    return passed
 
 
 def _routes() -> tuple[list[torch.Tensor], list[torch.Tensor]]:

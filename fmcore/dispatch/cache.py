@@ -70,9 +70,7 @@ class CacheDir:
         try:
             _refuse_foreign(path)
             data = json.loads(path.read_text(encoding="utf-8"))
-            if data["format"] != FORMAT or _canonical(data["key"]) != _canonical(key):
-                raise ValueError("it was made for another key or format")
-            return data["value"]
+            return _value(data, key)
         except FileNotFoundError:
             return None
         except (ValueError, KeyError, TypeError, OSError, FmcoreError) as error:
@@ -97,13 +95,19 @@ class CacheDir:
 
     @contextlib.contextmanager
     def lock(self, key: Mapping[str, Any]) -> Iterator[None]:
-        """Hold an exclusive lock on ``key`` among all processes of this user, so that one rank tunes and the others wait."""
+        """Hold an exclusive lock on ``key`` among this user's processes: one rank tunes and the others wait."""
         with self.path(key).with_suffix(".lock").open("w") as file:
             fcntl.flock(file, fcntl.LOCK_EX)
             try:
                 yield
             finally:
                 fcntl.flock(file, fcntl.LOCK_UN)
+
+
+def _value(data: Any, key: Mapping[str, Any]) -> Any:
+    if data["format"] != FORMAT or _canonical(data["key"]) != _canonical(key):
+        raise ValueError("it was made for another key or format")
+    return data["value"]
 
 
 def _canonical(key: Mapping[str, Any]) -> str:

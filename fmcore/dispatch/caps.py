@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Set as AbstractSet
 from dataclasses import dataclass, field
 from typing import Any, Protocol, Union
 
@@ -41,7 +42,7 @@ class Range:
 
     def admits(self, value: Any) -> bool:
         """Whether the value lies in the range."""
-        return self.low <= value <= self.high and value % self.multiple_of == 0
+        return bool(self.low <= value <= self.high and value % self.multiple_of == 0)
 
     def describe(self) -> str:
         """Return the range in words."""
@@ -101,8 +102,8 @@ class Caps:
     """
 
     dtypes: Any = None
-    device_types: frozenset[str] | None = None
-    vendors: frozenset[str] | None = None
+    device_types: AbstractSet[str] | None = None
+    vendors: AbstractSet[str] | None = None
     arch: ArchRange | None = None
     grad: bool = True
     deterministic: bool = True

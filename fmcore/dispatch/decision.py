@@ -69,8 +69,10 @@ class Decision:
         request = self.request
         dtypes = ", ".join(f"{role} {dtype}" for role, dtype in request.dtypes.items())
         lines = [
-            f"{request.op}: {asked} on {request.device_type} ({request.vendor}; {dtypes}), "
-            "and no permitted implementation can serve it:"
+            (
+                f"{request.op}: {asked} on {request.device_type} ({request.vendor}; {dtypes}), "
+                "and no permitted implementation can serve it:"
+            )
         ]
         fixes = []
         for candidate in self.candidates:

@@ -37,12 +37,15 @@ def lookup(snapshot: Snapshot, device_type: str, index: int) -> DeviceInfo:
     vendors = sorted({claim.vendor for _, claim in claims})
     if len(vendors) > 1:
         seen = "; ".join(
-            f"{backend.name} says {claim.vendor} ({', '.join(f'{e.probe}: {e.value}' for e in backend.evidence if e.verdict == 'for')})"
+            f"{backend.name} says {claim.vendor} ("
+            + ", ".join(f"{item.probe}: {item.value}" for item in backend.evidence if item.verdict == "for")
+            + ")"
             for backend, claim in claims
         )
         raise VendorConflictError(
-            f"device {device_type}:{index} is claimed by several vendors, {' and '.join(vendors)}: {seen}. "
-            "fmcore does not guess: set FMCORE_BLOCK to the backends that are wrong, or FMCORE_PLUGINS to the right ones"
+            f"device {device_type}:{index} is claimed by several vendors, {' and '.join(vendors)}: {seen}. fmcore does "
+            "not guess: set FMCORE_BLOCK to the backends that are wrong, FMCORE_PLUGINS to the right ones, or "
+            "FMCORE_BACKEND to the one that is meant"
         )
     if not claims:
         vendor = "cpu" if device_type == "cpu" else "unknown"

@@ -169,7 +169,7 @@ def use(
         raise InvalidInputError(f"use(ops={ops!r}): give a sequence of patterns, for instance ops=({ops!r},)")
     outer = _frames.get()
     strictly = config.current().strict if strict is None else strict
-    rules = (Rule(backends, tuple(ops), strictly, "use"),) if backends else ()
+    rules: tuple[Rule, ...] = (Rule(backends, tuple(ops), strictly, "use"),) if backends else ()
     if outer is not None:
         rules, blocked = rules + outer.rules, outer.block | frozenset(block)
     else:

@@ -22,16 +22,22 @@ log = logging.getLogger("fmcore.dispatch")
 
 
 class _State:
-    """Holds the current table; a change of the registry puts an empty one in its place."""
+    """Holds the current table; a change of the registry puts an empty one in its place.
 
-    __slots__ = ("entries",)
+    ``recent`` is for ops that recognise a call that repeats one by its shapes: it is renewed with the table and holds
+    nothing that the table does not follow from.
+    """
+
+    __slots__ = ("entries", "recent")
 
     def __init__(self) -> None:
         self.entries: dict[Hashable, Impl] = {}
+        self.recent: dict[Hashable, Any] = {}
 
     def renew(self) -> None:
         """Forget every decision. A resolution in flight still writes to the table that it started with."""
         self.entries = {}
+        self.recent = {}
 
 
 STATE = _State()

@@ -54,8 +54,8 @@ def refuse_transforms(op: str, impl: Impl) -> None:
     """
     if transformed():
         raise UnsupportedError(
-            f"{op}: called under a torch.func transform (grad, vmap, jvp), and {impl.id} is a kernel with its own backward, "
-            "which torch.func cannot transform; use torch.autograd.grad, or call it outside the transform"
+            f"{op}: called under a torch.func transform (grad, vmap, jvp), and {impl.id} is a kernel with its own "
+            "backward, which torch.func cannot transform; use torch.autograd.grad, or call it outside the transform"
         )
 
 

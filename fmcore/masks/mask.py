@@ -23,6 +23,16 @@ __all__ = ["Mask"]
 _PLANES = {1: 2, 2: 4}
 
 
+_SIGNATURES: dict[tuple[Any, ...], int] = {}
+
+
+def _signature(facts: tuple[Any, ...]) -> int:
+    """Number the distinct structures as they come; a symbolic length while tracing gets none (-1)."""
+    if not all(type(fact) in (int, str, bool) for fact in facts):
+        return -1
+    return _SIGNATURES.setdefault(facts, len(_SIGNATURES))
+
+
 @final
 class Mask:
     """Which query rows see which key columns, as at most two hidden row intervals per column.
@@ -44,6 +54,8 @@ class Mask:
         block_mask: None, or int32 ``[batch, heads, ceil(s_q / 128), ceil(s_k / 128)]``, 1 keeps a block, 0 hides it.
         is_full: Nothing is hidden, known without looking at data.
         is_causal_only: Exactly the bottom-right causal mask, known without looking at data.
+        signature: A number for all of the above but the contents of planes and block_mask: equal for masks that fit the
+            same tensors and suit the same kernels.
         device: Where the planes lie.
         captured: Made while a graph was captured, so its contents are right only inside that graph.
     """
@@ -58,6 +70,7 @@ class Mask:
     block_mask: Tensor | None
     is_full: bool
     is_causal_only: bool
+    signature: int
     device: torch.device
     captured: bool
     _copies: dict[Any, Any]
@@ -93,6 +106,7 @@ class Mask:
             block_mask=block_mask,
             is_full=plain and kind == "full",
             is_causal_only=plain and kind == "causal",
+            signature=_signature((s_q, s_k, batch, heads, kind, mode, plain)),
             device=planes.device,
             _copies={},
             _plans={},

@@ -28,11 +28,13 @@ def check_tensors(q: Any, k: Any, v: Any) -> None:
             raise InvalidInputError(f"{OP}: {name} must be a torch tensor, got {type(tensor).__name__}")
         if tensor.ndim != 4:
             raise InvalidInputError(
-                f"{OP}: {name} must be [batch, seq, heads, head_dim], got shape {tuple(tensor.shape)} of {tensor.ndim} dimensions"
+                f"{OP}: {name} must be [batch, seq, heads, head_dim], "
+                f"got shape {tuple(tensor.shape)} of {tensor.ndim} dimensions"
             )
         if tensor.layout != torch.strided:
             raise InvalidInputError(
-                f"{OP}: {name} must be a dense strided tensor, got layout {tensor.layout}; masks.from_nested converts jagged ones"
+                f"{OP}: {name} must be a dense strided tensor, got layout {tensor.layout}; "
+                "masks.from_nested converts jagged ones"
             )
         if tensor.dtype not in FLOATS:
             raise InvalidInputError(f"{OP}: {name} is of dtype {dtype_name(tensor.dtype)}; it takes {_FLOAT_NAMES}")
@@ -97,7 +99,8 @@ def check_mask(mask: Any, b: int, s_q: int, s_k: int, h_q: int, h_kv: int) -> No
         raise InvalidInputError(f"{OP}: the mask has batch size {mask.batch}, the tensors {b}; it must be 1 or {b}")
     if mask.heads not in (1, h_kv, h_q):
         raise InvalidInputError(
-            f"{OP}: the mask has {mask.heads} heads; it must have 1, {h_kv} (one per key/value head) or {h_q} (one per query head)"
+            f"{OP}: the mask has {mask.heads} heads; "
+            f"it must have 1, {h_kv} (one per key/value head) or {h_q} (one per query head)"
         )
 
 

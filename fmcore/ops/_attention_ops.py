@@ -13,9 +13,9 @@ from fmcore.dispatch import policy, table
 from fmcore.dispatch.registry import Impl
 from fmcore.dispatch.tensors import wants_grad
 from fmcore.dispatch.torch_ops import LIBRARY, NAMESPACE, impl_by_id, refuse_transforms
-from fmcore.ops._once import sealed
 from fmcore.ops import _attention_args as arguments
 from fmcore.ops._attention_spec import SPEC, features
+from fmcore.ops._once import sealed
 
 _TAGS = (torch.Tag.pt2_compliant_tag,)
 _STATIC = "int mode, str kind, float softmax_scale, float softcap, bool deterministic, str impl"
@@ -109,9 +109,9 @@ def define() -> None:
         return
     _defined = True
     LIBRARY.define(
-        "flashmask_attention(Tensor query, Tensor key, Tensor value, Tensor? bounds, Tensor? planes, Tensor? block_mask, "
-        "Tensor? sink, int mode, str kind, bool causal, int[]? window, float? softmax_scale, float softcap, "
-        "bool? deterministic, str? backend) -> (Tensor, Tensor)",
+        "flashmask_attention(Tensor query, Tensor key, Tensor value, Tensor? bounds, Tensor? planes, "
+        "Tensor? block_mask, Tensor? sink, int mode, str kind, bool causal, int[]? window, float? softmax_scale, "
+        "float softcap, bool? deterministic, str? backend) -> (Tensor, Tensor)",
         tags=_TAGS,
     )
     LIBRARY.define(
@@ -135,9 +135,9 @@ def define() -> None:
 
 
 def _outer(
-    q: Any, k: Any, v: Any, bounds: Any = None, planes: Any = None, block_mask: Any = None, sink: Any = None, mode: int = 0,
-    kind: str = "", causal: bool = False, window: Any = None, softmax_scale: Any = None, softcap: float = 0.0,  # noqa: FBT001, FBT002 (a torch schema's order)
-    deterministic: Any = None, backend: Any = None,
+    q: Any, k: Any, v: Any, bounds: Any = None, planes: Any = None, block_mask: Any = None, sink: Any = None,
+    mode: int = 0, kind: str = "", causal: bool = False, window: Any = None, softmax_scale: Any = None,
+    softcap: float = 0.0, deterministic: Any = None, backend: Any = None,
 ) -> Any:  # fmt: skip
     arguments.check_tensors(q, k, v)
     arguments.check_scalars(q, softmax_scale, softcap, sink)
@@ -158,13 +158,13 @@ def _outer(
         return impl.fn(q, k, v, mask, softmax_scale=scale, softcap=softcap, sink=sink, deterministic=demanded)
     refuse_transforms(SPEC.name, impl)
     lean = (mask.is_full or mask.is_causal_only) and mask.block_mask is None
-    columns = None if lean else mask.planes_on(q.device)
+    columns = None if lean or isinstance(mask, Unbuilt) else mask.planes_on(q.device)
     return torch.ops.fmcore.flashmask_attention_forward(
         q, k, v, columns, mask.block_mask, sink, mask.mode, mask.kind, scale, softcap, demanded, impl.id
     )
 
 
-def _choose(q: Any, k: Any, v: Any, sink: Any, mask: Any, softcap: float, backend: Any, deterministic: bool) -> Impl:  # noqa: FBT001
+def _choose(q: Any, k: Any, v: Any, sink: Any, mask: Any, softcap: float, backend: Any, deterministic: bool) -> Impl:
     """Resolve while tracing; decisions are stored in the same table under the request itself."""
     from fmcore.ops._call import build_request
 
@@ -190,8 +190,8 @@ def _mask(q: Any, k: Any, planes: Any, block_mask: Any, mode: int, kind: str) ->
 
 
 def _forward(
-    q: Any, k: Any, v: Any, planes: Any, block_mask: Any, sink: Any, mode: int, kind: str, softmax_scale: float, softcap: float,
-    deterministic: bool, impl: str,  # noqa: FBT001 (a torch schema's order)
+    q: Any, k: Any, v: Any, planes: Any, block_mask: Any, sink: Any, mode: int, kind: str,
+    softmax_scale: float, softcap: float, deterministic: bool, impl: str,
 ) -> Any:  # fmt: skip
     mask = _mask(q, k, planes, block_mask, mode, kind)
     out, lse = impl_by_id(SPEC.name, impl).fn(
@@ -200,15 +200,15 @@ def _forward(
     return out.contiguous(), lse.contiguous()
 
 
-def _fake_forward(q: Any, k: Any, v: Any, *rest: Any) -> Any:  # noqa: ARG001
+def _fake_forward(q: Any, k: Any, v: Any, *rest: Any) -> Any:
     b, s_q, h_q, _ = q.shape
     kind = torch.float64 if q.dtype == torch.float64 else torch.float32
     return q.new_empty(b, s_q, h_q, v.shape[3]), q.new_empty(b, h_q, s_q, dtype=kind)
 
 
 def _backward(
-    dout: Any, dlse: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, planes: Any, block_mask: Any, sink: Any, mode: int, kind: str,
-    softmax_scale: float, softcap: float, deterministic: bool, impl: str,  # noqa: FBT001 (a torch schema's order)
+    dout: Any, dlse: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, planes: Any, block_mask: Any, sink: Any,
+    mode: int, kind: str, softmax_scale: float, softcap: float, deterministic: bool, impl: str,
 ) -> Any:  # fmt: skip
     chosen = impl_by_id(SPEC.name, impl)
     mask = _mask(q, k, planes, block_mask, mode, kind)
@@ -280,23 +280,21 @@ def _register_flops() -> None:
             return float(rows * columns - rows * (rows - 1) // 2) if columns >= rows else float(seen * (seen + 1) // 2)
         if isinstance(planes, torch._subclasses.FakeTensor):  # noqa: SLF001 (no values to count: the dense figure is the bound)
             return float(rows * columns)
-        lengths = planes.to(torch.int64)
-        hidden = lengths[:, :, 1::2] - lengths[:, :, 0::2]
-        if mode == 1:
-            return float(hidden.clamp_min(0).sum()) / (planes.shape[0] * planes.shape[1])
-        return rows * columns - float(hidden.clamp_min(0).sum()) / (planes.shape[0] * planes.shape[1])
+        edges = planes.to(torch.int64)
+        inside = float((edges[:, :, 1::2] - edges[:, :, 0::2]).clamp_min(0).sum()) / (planes.shape[0] * planes.shape[1])
+        return inside if mode == 1 else float(rows * columns) - inside
 
-    @register_flop_formula(torch.ops.fmcore.flashmask_attention_forward, get_raw=True)  # type: ignore[untyped-decorator]
+    @register_flop_formula(torch.ops.fmcore.flashmask_attention_forward, get_raw=True)
     def forward(
         q: Any, k: Any, v: Any, planes: Any, block_mask: Any, sink: Any, mode: int, kind: str, *_: Any, **__: Any
     ) -> int:
         pairs = visible(q, k, planes, mode, kind) * q.shape[0] * q.shape[2]
         return int(2 * pairs * (q.shape[3] + v.shape[3]))
 
-    @register_flop_formula(torch.ops.fmcore.flashmask_attention_backward, get_raw=True)  # type: ignore[untyped-decorator]
+    @register_flop_formula(torch.ops.fmcore.flashmask_attention_backward, get_raw=True)
     def backward(
-        dout: Any, dlse: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, planes: Any, block_mask: Any, sink: Any, mode: int, kind: str,  # noqa: ARG001
-        *_: Any, **__: Any,
+        dout: Any, dlse: Any, q: Any, k: Any, v: Any, out: Any, lse: Any, planes: Any, block_mask: Any, sink: Any,
+        mode: int, kind: str, *_: Any, **__: Any,
     ) -> int:  # fmt: skip
         pairs = visible(q, k, planes, mode, kind) * q.shape[0] * q.shape[2]
         return int(2 * pairs * (3 * q.shape[3] + 2 * v.shape[3]))

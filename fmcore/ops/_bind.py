@@ -31,13 +31,9 @@ def bind(op: str, *, backend: str) -> Callable[..., Any]:
     if op not in specs():
         raise InvalidInputError(f"bind: there is no op {op!r}; there are {', '.join(sorted(specs()))}")
     MANAGER.discover()
-    if backend.split("/")[0] not in REGISTRY.snapshot.backends:
+    if backend.split("/", maxsplit=1)[0] not in REGISTRY.snapshot.backends:
         raise InvalidInputError(f"bind: backend {backend!r} is unknown; known are {sorted(REGISTRY.snapshot.backends)}")
-    if op == "flashmask_attention":
-        from fmcore.ops._bound_attention import BoundAttention
-
-        return BoundAttention(backend)
     import fmcore
 
-    family, _, name = op.partition(".")
-    return functools.partial(getattr(getattr(fmcore, family), name), backend=backend)
+    family, _, name = op.rpartition(".")
+    return functools.partial(getattr(getattr(fmcore, family) if family else fmcore, name), backend=backend)

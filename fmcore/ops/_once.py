@@ -20,7 +20,7 @@ class _Sealed(torch.autograd.Function):
     def backward(ctx: Any, *_: Any) -> Any:
         raise UnsupportedError(
             f"{ctx.op}: second derivatives were asked for, and its kernels have first ones only; "
-            "use backend='reference' on small inputs, or drop create_graph=True"
+            "drop create_graph=True, or take finite differences of the first ones"
         )
 
 

@@ -47,7 +47,7 @@ def test_a_corrupt_file_is_ignored_with_one_warning(cache, text):
 
 def test_a_file_of_another_key_is_refused(cache):
     cache.store({**KEY, "device": "y"}, 5)
-    os.replace(cache.path({**KEY, "device": "y"}), cache.path(KEY))
+    cache.path({**KEY, "device": "y"}).replace(cache.path(KEY))
     with pytest.warns(ConfigWarning, match="another key"):
         assert cache.load(KEY) is None
 
@@ -79,7 +79,8 @@ def test_a_folder_of_another_user_is_refused(tmp_path):
 
 def test_concurrent_writers_leave_a_whole_file(cache):
     code = (
-        "import sys; from fmcore.dispatch.cache import CacheDir; c = CacheDir('tuning'); k = {'device': 'x', 'version': 3}\n"
+        "import sys; from fmcore.dispatch.cache import CacheDir; c = CacheDir('tuning')\n"
+        "k = {'device': 'x', 'version': 3}\n"
         "for i in range(200): c.store(k, [int(sys.argv[1])] * 500)"
     )
     env = {**os.environ, "FMCORE_CACHE_DIR": str(cache.folder.parent)}

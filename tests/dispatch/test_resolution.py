@@ -13,10 +13,10 @@ import torch
 import fmcore as fm
 from fmcore.dispatch import Arch, ArchRange, DeviceClaim, ProbeReport
 from fmcore.dispatch.caps import Caps, OneOf, Range, Reason
+from fmcore.dispatch.policy import Policy
 from fmcore.dispatch.registry import REGISTRY
 from fmcore.dispatch.request import COMMON_FIELDS, Request
 from fmcore.dispatch.resolve import resolve
-from fmcore.dispatch.policy import Policy
 from fmcore.dispatch.table import STATE
 from fmcore.errors import UnsupportedError, VendorConflictError
 from fmcore.ops import specs
@@ -26,12 +26,13 @@ OP = "flashmask_attention"
 
 def test_why_not_gives_all_reasons():
     caps = Caps(
-        dtypes={"float16"}, device_types={"cuda"}, vendors={"acme"}, arch=ArchRange("acme", (9, 0), (9, 9)), grad=False,
-        deterministic=False, capture=False, compiles=False, world_size=Range(2, 8), where={"head_dim": Range(64, 128, 64)},
+        dtypes={"float16"}, device_types={"cuda"}, vendors={"acme"}, arch=ArchRange("acme", (9, 0), (9, 9)),
+        grad=False, deterministic=False, capture=False, compiles=False, world_size=Range(2, 8),
+        where={"head_dim": Range(64, 128, 64)},
     )  # fmt: skip
     request = Request(
-        OP, "cpu", "cpu", None, {"query": "float32"}, needs_grad=True, deterministic=True, capturing=True, compiling=True,
-        features={"head_dim": 80},
+        OP, "cpu", "cpu", None, {"query": "float32"}, needs_grad=True, deterministic=True, capturing=True,
+        compiling=True, features={"head_dim": 80},
     )  # fmt: skip
     codes = [reason.code for reason in caps.why_not(request)]
     assert codes == [
@@ -116,8 +117,8 @@ def _requests(spec):
         for dtype in ("float32", "bfloat16", "bool", "complex64", "int64"):
             for flag in (False, True):
                 yield Request(
-                    spec.name, device, vendor, None, dict.fromkeys(spec.roles, dtype), needs_grad=flag, deterministic=flag,
-                    features=features,
+                    spec.name, device, vendor, None, dict.fromkeys(spec.roles, dtype), needs_grad=flag,
+                    deterministic=flag, features=features,
                 )  # fmt: skip
 
 
