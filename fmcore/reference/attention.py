@@ -275,7 +275,7 @@ class _Problem:
             column = torch.arange(mask.s_k)
             visible = visible & keep.bool()[:, :, row // 128, column // 128]
         heads = self.q.shape[1] if mask.heads > 1 else 1
-        return visible.reshape(-1, heads, mask.heads // heads, *visible.shape[2:])
+        return visible.reshape(visible.shape[0], heads, mask.heads // heads, *visible.shape[2:])
 
 
 def _wide(t: Tensor) -> Tensor:

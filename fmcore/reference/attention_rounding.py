@@ -84,7 +84,7 @@ def low_precision_simulation(
         return cast(t) if low else t
 
     S = score(softmax_scale * (Q @ K.mT))
-    slope = 1.0
+    slope = torch.ones_like(S)
     if softcap:
         tanh = torch.tanh(S / softcap)
         S, slope = score(softcap * tanh), 1.0 - tanh.square()
@@ -124,8 +124,8 @@ def measure(dtype: torch.dtype, *, low: bool = False, length: int = 320, seeds: 
 
     Returns:
         ``out`` in u of the row norm; ``dq``, ``dk``, ``dv`` in u of row norm + floor by terms; ``dq_values`` and
-        ``dk_values`` in u of row norm + floor by values; ``dq_relative`` in u of the row norm alone; ``lse`` in units of
-        ``2^-24 (|lse| + max |q| |k| scale)`` beyond ``1e-5``.
+        ``dk_values`` in u of row norm + floor by values; ``dq_relative`` in u of the row norm alone; ``lse`` in units
+        of ``2^-24 (|lse| + max |q| |k| scale)`` beyond ``1e-5``.
     """
     worst = dict.fromkeys(("out", "dq", "dk", "dv", "dq_values", "dk_values", "dq_relative", "lse"), 0.0)
     for q, k, v, dout, mask, options in _cases(dtype, length, seeds):
