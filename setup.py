@@ -31,5 +31,5 @@ setup(
     cmdclass={"build_ext": BuildKernels},
     package_dir={"fmcore": "fmcore", **ROOTS},
     include_package_data=False,
-    package_data={"*": ["*.toml", "py.typed", "*.json", "*.html", "*.j2"]},
+    package_data={"": ["*.toml", "py.typed", "*.json", "configs/*.json", "templates/*"]},
 )
