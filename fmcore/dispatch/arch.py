@@ -1,4 +1,4 @@
-"""Architectures carry their vendor: AMD-family capability tuples look like Hopper's."""
+"""Architectures carry their vendor: capability tuples of different vendors look alike."""
 
 from __future__ import annotations
 

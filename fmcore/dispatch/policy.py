@@ -47,7 +47,7 @@ class Policy:
 
 
 def parse_backend_variable(text: str, *, strict: bool) -> tuple[Rule, ...]:
-    """Parse ``"cuda_hopper,triton; moe.*=torch"``: parts by ``;``, an op pattern before ``=``.
+    """Parse ``"first,second; moe.*=third"``: parts by ``;``, an op pattern before ``=``.
 
     Parts with a pattern come before the one without, whatever their order.
     """
