@@ -4,8 +4,8 @@
     python benchmarks/attention_torch.py --device cuda --dtype bfloat16 --length 8192 --heads 32 --dim 128
 
 SDPA gets the mask as a dense bool matrix, its only way to express it; "dense" is SDPA without a mask. Times are the
-best of the repetitions; CPU time of the thread on the CPU (one thread), so that a busy machine disturbs less. "of ideal"
-is the speed-up over masked SDPA, divided by 1 / (share of visible tiles).
+best of the repetitions; CPU time of the thread on the CPU (one thread), so that a busy machine disturbs less. "of
+ideal" is the speed-up over masked SDPA, divided by 1 / (share of visible tiles).
 """
 
 from __future__ import annotations
