@@ -105,7 +105,8 @@ def attention_specs(
 ) -> Iterator[Spec]:
     """Attention kernels in their default configurations.
 
-    With `every` also each mask mode with and without softcap, and dq by atomics.
+    Both mask modes, each with what a dense mask is launched in where that differs; with `every` each mode with and
+    without softcap, otherwise the first without and the second with it.
     """
     spec = TARGETS[target]
     family = family_of(spec.backend, spec.arch)
@@ -129,10 +130,13 @@ def attention_specs(
                     ("attn_bwd_kv", attn_bwd_kv, {}),
                     ("attn_bwd_q", attn_bwd_q, {}),
                 ):
-                    launch = default_launch(name, family, bits=DTYPES[dtype], size=padded)
-                    yield Spec(name, fn, dtype, {**constants, **extra}, launch)
-                    if every and "ATOMIC_DQ" in launch.meta:
-                        yield Spec(name, fn, dtype, {**constants, **extra}, launch.replace(ATOMIC_DQ=1))
+                    bits = DTYPES[dtype]
+                    launches = [default_launch(name, family, bits=bits, size=padded)]
+                    dense = default_launch(name, family, bits=bits, size=padded, dense=True)
+                    if mode == 1 and dense not in launches:  # a dense mask has one interval a column
+                        launches.append(dense)
+                    for launch in launches:
+                        yield Spec(name, fn, dtype, {**constants, **extra}, launch)
 
 
 def compile_spec(spec: Spec, target: str) -> Report:

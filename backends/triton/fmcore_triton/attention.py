@@ -99,9 +99,11 @@ class _Call:
             "PRECISION": "ieee",
         }
 
-    def launch(self, kernel: str, trial: Callable[[Launch], Callable[[], None]]) -> Launch:
+    def run(self, kernel: str, trial: Callable[[Launch], Callable[[], None]]) -> None:
+        """Run a kernel in its configuration, or in the largest one below it that the device can hold."""
         size = max(self.constants["BLOCK_D"], self.constants["BLOCK_DV"])
-        return tuner.launch_of(kernel, self.q.device, dtype=self.q.dtype, size=size, mode=self.mask.mode, trial=trial)
+        kind = tuner.Kind(kernel, self.q.dtype, size, self.mask.mode, self.mask.is_full or self.mask.is_causal_only)
+        tuner.run(kind, self.q.device, trial)
 
     def query_work(self, launch: Launch) -> tuple[tuple[Any, ...], int, tuple[int, ...], int]:
         """Lists by query tile, the grid, (n_q, n_k) and the head group."""
@@ -110,11 +112,11 @@ class _Call:
         per_head = self.s_k * (self.d + self.dv) * self.q.element_size() // self.group
         return lists, self.b * self.h_q * plan.nq, (plan.nq, plan.nk), _head_group(self.h_q, per_head, self.budget)
 
-    def key_work(self, launch: Launch, *, atomic: bool) -> tuple[tuple[Any, ...], int, tuple[int, ...], int]:
+    def key_work(self, launch: Launch) -> tuple[tuple[Any, ...], int, tuple[int, ...], int]:
         """Lists by key tile, the grid, (n_q, n_k) and the head group."""
         plan = self.mask.plan(launch.meta["BLOCK_M"], launch.meta["BLOCK_N"], device=self.q.device)
         lists = (self.planes, plan.k_partial, plan.k_full, plan.k_tiles, plan.k_order)
-        per_row = (self.d + self.dv) * self.q.element_size() + (4 * self.d if atomic else 0)
+        per_row = (self.d + self.dv) * self.q.element_size()
         return (
             lists,
             self.b * self.h_kv * plan.nk,
@@ -169,7 +171,7 @@ def forward(
         return lambda: attn_fwd[(grid,)](*arguments, **call.constants, SINK=sink is not None, **launch.options)
 
     with device_guard(q):
-        run(call.launch("attn_fwd", run))()
+        call.run("attn_fwd", run)
     return out, lse
 
 
@@ -186,7 +188,7 @@ def backward(
     softmax_scale: float,
     softcap: float,
     sink: torch.Tensor | None,
-    deterministic: bool,
+    deterministic: bool,  # noqa: ARG001 (one program owns a key or a query tile: always deterministic)
 ) -> tuple[torch.Tensor, torch.Tensor, torch.Tensor, torch.Tensor | None]:
     """Gradients of `forward` from its canonical residuals.
 
@@ -202,7 +204,7 @@ def backward(
         softmax_scale: See q.
         softcap: See q.
         sink: See q.
-        deterministic: True forbids the variant of the key pass that adds dq atomically.
+        deterministic: Met in any case.
 
     Returns:
         dq, dk, dv in the dtypes of q, k, v, and dsink in sink's dtype (None without a sink).
@@ -228,20 +230,12 @@ def backward(
         )  # fmt: skip
 
     def run_kv(launch: Launch) -> Callable[[], None]:
-        atomic = bool(launch.meta["ATOMIC_DQ"])
-        dq32 = torch.zeros(q.shape, dtype=torch.float32, device=q.device) if atomic else delta
-        lists, grid, tiles, head_group = call.key_work(launch, atomic=atomic)
+        lists, grid, tiles, head_group = call.key_work(launch)
         arguments = (
-            call.q, call.k, call.v, grad, lse2, delta, dq32, dk, dv, *lists, *strides, call.s_q, call.s_k, *tiles,
+            call.q, call.k, call.v, grad, lse2, delta, dk, dv, *lists, *strides, call.s_q, call.s_k, *tiles,
             call.h_kv, call.group, head_group, *tail,
         )  # fmt: skip
-
-        def go() -> None:
-            attn_bwd_kv[(grid,)](*arguments, **call.constants, **launch.options)
-            if atomic:
-                torch.mul(dq32, call.grad_scale, out=dq)
-
-        return go
+        return lambda: attn_bwd_kv[(grid,)](*arguments, **call.constants, **launch.options)
 
     def run_q(launch: Launch) -> Callable[[], None]:
         lists, grid, tiles, head_group = call.query_work(launch)
@@ -253,12 +247,8 @@ def backward(
 
     with device_guard(q):
         run_rows()
-        launch = call.launch("attn_bwd_kv", run_kv)
-        if deterministic and launch.meta["ATOMIC_DQ"]:
-            launch = launch.replace(ATOMIC_DQ=0)
-        run_kv(launch)()
-        if not launch.meta["ATOMIC_DQ"]:
-            run_q(call.launch("attn_bwd_q", run_q))()
+        call.run("attn_bwd_kv", run_kv)
+        call.run("attn_bwd_q", run_q)
         dsink = None if sink is None else _sink_gradient(sink, lse, delta)
     return (-dq if call.sign < 0 else dq), dk, dv, dsink
 

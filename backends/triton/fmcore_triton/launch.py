@@ -1,7 +1,8 @@
 """Launch configurations: data by architecture family, read from `configs/*.json`, looked up and never computed.
 
 A file names the families it serves and, per kernel, rows `{"bits": 16, "head_dim": 128, "num_warps": 8, ...}`; the
-first row whose element width fits and whose `head_dim` (the kernel's size figure) is large enough wins.
+first row whose element width fits, whose `head_dim` (the kernel's size figure) is large enough and whose `dense`, if it
+has one, says what the mask is wins.
 A kernel that a family's file lacks, and any unknown family, is served by `default.json`, sized for the smallest shared
 memory that a current GPU has.  A tuned configuration (see `tuner`) takes precedence over both.
 """
@@ -16,7 +17,8 @@ from pathlib import Path
 from typing import Any
 
 CONFIG_FOLDER = Path(__file__).parent / "configs"
-_SELECTORS = ("bits", "head_dim")
+_LEAST_SIDE = 16
+_SELECTORS = ("bits", "head_dim", "dense")
 
 
 @dataclass(frozen=True)
@@ -44,9 +46,21 @@ class Launch:
         """Return the row that `from_row` reads."""
         return {**self.meta, "num_warps": self.num_warps, "num_stages": self.num_stages}
 
-    def replace(self, **meta: int) -> Launch:
-        """Return a copy with some of the compile-time constants changed."""
-        return Launch({**self.meta, **meta}, self.num_warps, self.num_stages)
+    def smaller(self) -> Launch | None:
+        """Return the next configuration that needs less shared memory: fewer stages, then a larger tile side halved.
+
+        None where nothing is left to give: one stage, and tiles of the smallest side of a matrix product.
+
+        >>> Launch({"BLOCK_M": 64, "BLOCK_N": 16}, 4, 1).smaller()
+        Launch(meta={'BLOCK_M': 32, 'BLOCK_N': 16}, num_warps=4, num_stages=1)
+        """
+        if self.num_stages > 1:
+            return Launch(self.meta, self.num_warps, self.num_stages - 1)
+        sides = {name: value for name, value in self.meta.items() if name.startswith("BLOCK_")}
+        if not sides or max(sides.values()) <= _LEAST_SIDE:
+            return None
+        largest = max(sides, key=lambda name: sides[name])
+        return Launch({**self.meta, largest: sides[largest] // 2}, self.num_warps, self.num_stages)
 
     @property
     def options(self) -> dict[str, int]:
@@ -65,7 +79,7 @@ def tables() -> Mapping[str, Mapping[str, Any]]:
     return found
 
 
-def default_launch(kernel: str, family: str, *, bits: int, size: int) -> Launch:
+def default_launch(kernel: str, family: str, *, bits: int, size: int, dense: bool = False) -> Launch:
     """Return the stored configuration of a kernel.
 
     Args:
@@ -73,13 +87,15 @@ def default_launch(kernel: str, family: str, *, bits: int, size: int) -> Launch:
         family: Architecture family, see `family_of`.
         bits: Width of the element type.
         size: The kernel's size figure (the padded head dimension for attention).
+        dense: Whether the mask is known to be full or plainly causal: long lists of whole tiles like larger tiles.
 
     Raises:
         LookupError: Not even the default table has a row that is large enough.
     """
     for name in (family, "default"):
         for row in tables().get(name, {}).get(kernel, ()):
-            if row.get("bits", bits) == bits and row.get("head_dim", size) >= size:
+            fits = row.get("bits", bits) == bits and row.get("head_dim", size) >= size
+            if fits and bool(row.get("dense", dense)) == dense:
                 return Launch.from_row(row)
     raise LookupError(
         f"no launch configuration for kernel {kernel} with {bits}-bit elements and size {size}; "

@@ -1,18 +1,24 @@
 """Finding launch configurations on the machine: a declared space, a time budget, a stored result.
 
 `FMCORE_TUNE=<seconds>` allows a process to spend that long on searching, in all. What was found is stored in fmcore's
-cache folder, one small JSON file per device, Triton version, kernel source, element type, size and mask mode, and used
-by every later process, with or without FMCORE_TUNE. A file that does not read, or was made for another key, is ignored
-with one warning; so is a value that is no configuration of the kernel.
+cache folder, one small JSON file per device, Triton version, kernel source, element type, size and kind of mask, and
+used by every later process, with or without FMCORE_TUNE. A file that does not read, or was made for another key, is
+ignored with one warning; so is a value that is no configuration of the kernel.
+
+A configuration that needs more than the device has, as Triton finds when it loads the compiled kernel, gives way to the
+next smaller one, once per process and kind of call.
 """
 
 from __future__ import annotations
 
 import functools
 import hashlib
+import logging
+import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -23,32 +29,83 @@ from fmcore_triton.launch import Launch, default_launch, device_family
 if TYPE_CHECKING:
     import torch
 
+_log = logging.getLogger(__name__)
+
 Trial = Callable[[Launch], Callable[[], None]]
 
-_chosen: dict[tuple[Any, ...], Launch] = {}
+
+@dataclass(frozen=True)
+class Kind:
+    """Calls that share one launch configuration.
+
+    Attributes:
+        kernel: Kernel name, as in the configuration files.
+        dtype: Element type.
+        size: The kernel's size figure.
+        mode: Mask mode, or 0 where there is no mask.
+        dense: Whether the mask is known to be full or plainly causal.
+    """
+
+    kernel: str
+    dtype: torch.dtype
+    size: int
+    mode: int
+    dense: bool = False
+
+    @property
+    def bits(self) -> int:
+        """Width of the element type."""
+        return self.dtype.itemsize * 8
+
+
+_chosen: dict[tuple[Kind, torch.device], Launch] = {}
 _spent = 0.0
 _warned: set[str] = set()
 
 
-def launch_of(
-    kernel: str, device: torch.device, *, dtype: torch.dtype, size: int, mode: int, trial: Trial | None
-) -> Launch:
+def launch_of(kind: Kind, device: torch.device, *, trial: Trial | None) -> Launch:
     """Return the launch configuration for a call, searching for it where FMCORE_TUNE allows.
 
     Args:
-        kernel: Kernel name, as in the configuration files.
+        kind: What is called.
         device: Where it will run; host tensors (the interpreter) get the default table.
-        dtype: Element type.
-        size: The kernel's size figure.
-        mode: Mask mode, or 0 where there is no mask.
         trial: Prepares the caller's own launch with a given configuration, for timing; None forbids a search.
     """
-    key = (kernel, device, dtype, size, mode)
-    launch = _chosen.get(key)
+    launch = _chosen.get((kind, device))
     if launch is None:
-        launch = _choose(kernel, device, dtype, size, mode, trial)
-        _chosen[key] = launch
+        launch = _choose(kind, device, trial)
+        _chosen[kind, device] = launch
     return launch
+
+
+def run(kind: Kind, device: torch.device, trial: Trial) -> None:
+    """Launch in the configuration for a call, or in the largest one below it that the device can hold.
+
+    Args:
+        kind: What is called.
+        device: Where it runs.
+        trial: Prepares the launch with a given configuration.
+
+    Raises:
+        triton.runtime.errors.OutOfResources: Not even the smallest configuration fits the device.
+    """
+    launch = launch_of(kind, device, trial=trial)
+    while (error := _attempt(trial(launch))) is not None:
+        smaller = launch.smaller()
+        if smaller is None:
+            raise error
+        _log.info("%s does not fit %s in %s; trying %s", kind, device, launch.to_row(), smaller.to_row())
+        launch = smaller
+        override(kind, device, launch)
+
+
+def _attempt(call: Callable[[], None]) -> Exception | None:
+    """Launch; return the error if the device cannot hold the kernel, which is known before anything runs."""
+    try:
+        call()
+    except _out_of_resources() as error:
+        return error
+    return None
 
 
 def forget() -> None:
@@ -59,18 +116,18 @@ def forget() -> None:
     _spent = 0.0
 
 
-def override(kernel: str, device: torch.device, launch: Launch, *, dtype: torch.dtype, size: int, mode: int) -> None:
-    """Make this process use `launch` for such calls; for measuring."""
-    _chosen[kernel, device, dtype, size, mode] = launch
+def override(kind: Kind, device: torch.device, launch: Launch) -> None:
+    """Make this process use `launch` for such calls."""
+    _chosen[kind, device] = launch
 
 
-def _choose(kernel: str, device: torch.device, dtype: torch.dtype, size: int, mode: int, trial: Trial | None) -> Launch:
-    bits = dtype.itemsize * 8
-    if device.type != "cuda":
-        return default_launch(kernel, "default", bits=bits, size=size)
+def _choose(kind: Kind, device: torch.device, trial: Trial | None) -> Launch:
     index = 0 if device.index is None else device.index
-    default = default_launch(kernel, device_family(index), bits=bits, size=size)
-    key = _identity(kernel, index, str(dtype), size, mode)
+    family = device_family(index) if device.type == "cuda" else "default"
+    default = default_launch(kind.kernel, family, bits=kind.bits, size=kind.size, dense=kind.dense)
+    if device.type != "cuda":
+        return default
+    key = _identity(kind, index)
     cache = CacheDir("triton-launch")
     stored = _load(cache, key, default)
     if stored is not None:
@@ -81,18 +138,15 @@ def _choose(kernel: str, device: torch.device, dtype: torch.dtype, size: int, mo
         stored = _load(cache, key, default)
         if stored is not None:
             return stored
-        best, milliseconds = search(kernel, default, trial, bits=bits)
-        cache.store(key, {"launch": best.to_row(), "ms": milliseconds})
+        best, milliseconds = search(kind.kernel, default, trial, bits=kind.bits)
+        if math.isfinite(milliseconds):  # otherwise nothing could be timed, and there is nothing to remember
+            cache.store(key, {"launch": best.to_row(), "ms": milliseconds})
     return best
 
 
 def space(kernel: str, default: Launch, *, bits: int) -> Iterator[Launch]:
-    """Yield the candidates of a kernel, the default first: tile shapes, warps and stages around it.
-
-    A switch that changes what a kernel computes (ATOMIC_DQ) stays as the default has it: times would not compare.
-    """
+    """Yield the candidates of a kernel, the default first: tile shapes, warps and stages around it."""
     yield default
-    fixed = {name: value for name, value in default.meta.items() if not name.startswith("BLOCK_")}
     tiles = {
         "attn_fwd": ((128, 128), (128, 64), (64, 128), (64, 64), (128, 32), (64, 32)),
         "attn_bwd_kv": ((64, 128), (32, 128), (128, 128), (64, 64), (128, 64), (32, 64)),
@@ -102,7 +156,7 @@ def space(kernel: str, default: Launch, *, bits: int) -> Iterator[Launch]:
     for block_m, block_n in (tiles if bits == 16 else dict.fromkeys(tiles, narrow)).get(kernel, ()):
         for warps in (4, 8):
             for stages in (1, 2, 3):
-                candidate = Launch({**fixed, "BLOCK_M": block_m, "BLOCK_N": block_n}, warps, stages)
+                candidate = Launch({**default.meta, "BLOCK_M": block_m, "BLOCK_N": block_n}, warps, stages)
                 if candidate != default:
                     yield candidate
 
@@ -142,7 +196,7 @@ def _load(cache: CacheDir, key: Mapping[str, Any], default: Launch) -> Launch | 
     if value is None:
         return None
     row = value.get("launch") if isinstance(value, dict) else None
-    if valid_row(row, default):
+    if row is not None and valid_row(row, default):
         return Launch.from_row(row)
     path = str(cache.path(key))
     if path not in _warned:
@@ -176,19 +230,28 @@ def _sources() -> str:
     return digest.hexdigest()[:16]
 
 
-def _identity(kernel: str, index: int, dtype: str, size: int, mode: int) -> dict[str, Any]:
+def _identity(kind: Kind, index: int) -> dict[str, Any]:
     import torch
     import triton
 
     properties = torch.cuda.get_device_properties(index)
     return {
-        "kernel": kernel,
+        "kernel": kind.kernel,
         "source": _sources(),
         "device": properties.name,
         "processors": properties.multi_processor_count,
         "arch": list(torch.cuda.get_device_capability(index)),
         "triton": triton.__version__,
-        "dtype": dtype,
-        "size": size,
-        "mode": mode,
+        "dtype": str(kind.dtype),
+        "size": kind.size,
+        "mode": kind.mode,
+        "dense": kind.dense,
     }
+
+
+@functools.cache
+def _out_of_resources() -> type[Exception]:
+    from triton.runtime.errors import OutOfResources
+
+    found: type[Exception] = OutOfResources
+    return found

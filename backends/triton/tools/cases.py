@@ -250,29 +250,47 @@ def judge(
     ratios["lse"] = math.inf if not same or bool(off.isnan().any()) else float(off.max()) if off.numel() else 0.0
     if grads is None:
         return Result(ratios)
+    norm = torch.linalg.vector_norm
     dp = g @ v.transpose(-1, -2)
     delta = (want * g).sum(-1, keepdim=True) - (0.0 if x.dlse is None else x.dlse.double()[..., None])
     ds = p * (dp - delta) * slope
-    noise = p * (dp.abs() + delta.abs()) * slope
+    # Where dP and delta cancel, an honest kernel is left with the rounding of the out that delta is made from, and with
+    # the float32 rounding of the terms of both (fmcore.reference.attention.gradient_floors, by terms, is laxer).
+    terms = g.abs() @ v.abs().transpose(-1, -2) + (g.abs() * (p @ v.abs())).sum(-1, keepdim=True)
+    size_of = dp.abs() + delta.abs() + norm(want * g, dim=-1, keepdim=True) + 2.0**-24 / u * terms
+    if x.dlse is not None:
+        size_of = size_of + x.dlse.double()[..., None].abs()
+    noise = p * size_of * slope
+    # A weight below the smallest normal number may be flushed to zero, and its share of a sum with it.
+    lost = torch.where(p < torch.finfo(torch.float32).tiny, p, 0.0)
+    lost_noise = lost * size_of * slope
 
     def fold(t: torch.Tensor) -> torch.Tensor:
         return t.unflatten(1, (case.h_kv, group)).sum(2)
 
     limit = BACKWARD_UNITS[dtype] * u + logits
     scale = abs(x.scale)
-    norm = torch.linalg.vector_norm
     expected = {
-        "dq": (x.scale * ds @ k, scale * noise @ k.abs()),
-        "dk": (fold(x.scale * ds.transpose(-1, -2) @ q), fold(scale * noise.transpose(-1, -2) @ q.abs())),
-        "dv": (fold(p.transpose(-1, -2) @ g), fold(p.transpose(-1, -2) @ g.abs())),
+        "dq": (x.scale * ds @ k, scale * noise @ k.abs(), scale * lost_noise @ k.abs()),
+        "dk": (
+            fold(x.scale * ds.transpose(-1, -2) @ q),
+            fold(scale * noise.transpose(-1, -2) @ q.abs()),
+            fold(scale * lost_noise.transpose(-1, -2) @ q.abs()),
+        ),
+        "dv": (
+            fold(p.transpose(-1, -2) @ g),
+            fold(p.transpose(-1, -2) @ g.abs()),
+            fold(lost.transpose(-1, -2) @ g.abs()),
+        ),
     }
     for name, got in zip(("dq", "dk", "dv"), grads[:3], strict=True):
-        ref, floor = expected[name]
-        ratios[name] = (
-            math.inf
-            if got is None
-            else _ratio(got.transpose(1, 2), ref, limit * (norm(ref, dim=-1) + norm(floor, dim=-1)))
-        )
+        ref, floor, flushed = expected[name]
+        if got is None:
+            ratios[name] = math.inf
+            continue
+        tiny = torch.finfo(got.dtype).tiny * got.shape[-1] ** 0.5  # what the result itself may lose to flushing
+        allowed = limit * (norm(ref, dim=-1) + norm(floor, dim=-1)) + norm(flushed, dim=-1) + tiny
+        ratios[name] = _ratio(got.transpose(1, 2), ref, allowed)
     if x.sink is not None:
         weight = torch.exp(x.sink.double().view(1, -1, 1) - torch.where(dead, 0.0, want_lse)) * (~dead)
         ref = -(weight * delta[..., 0]).sum((0, 2))

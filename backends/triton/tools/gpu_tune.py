@@ -45,12 +45,11 @@ def candidates(kernel: str, dim: int) -> Iterator[Launch]:
         "attn_bwd_kv": ((64, 128), (128, 128), (32, 128), (64, 64), (128, 64)),
         "attn_bwd_q": ((128, 64), (128, 128), (64, 128), (64, 64), (128, 32)),
     }[kernel]
-    switches: tuple[dict[str, int], ...] = ({"ATOMIC_DQ": 0}, {"ATOMIC_DQ": 1}) if kernel == "attn_bwd_kv" else ({},)
     stages = (2, 3, 4) if kernel == "attn_fwd" or dim <= 64 else (2, 3)
-    for (m, n), warps, stage, switch in itertools.product(tiles, (8, 4), stages, switches):
+    for (m, n), warps, stage in itertools.product(tiles, (8, 4), stages):
         if m * n >= 128 * 128 and warps == 4:
             continue
-        yield Launch({"BLOCK_M": m, "BLOCK_N": n, **switch}, warps, stage)
+        yield Launch({"BLOCK_M": m, "BLOCK_N": n}, warps, stage)
 
 
 class Setup:
@@ -64,19 +63,19 @@ class Setup:
         )
         self.mask = mask.to(device)
         self.trials: dict[str, Callable[[Launch], Callable[[], None]]] = {}
-        original = impl._Call.launch  # noqa: SLF001 (the hook through which a search gets the launches)
+        original = impl._Call.run  # noqa: SLF001 (the hook through which a search gets the launches)
 
-        def keep(call: Any, kernel: str, trial: Callable[[Launch], Callable[[], None]]) -> Launch:
+        def keep(call: Any, kernel: str, trial: Callable[[Launch], Callable[[], None]]) -> None:
             self.trials[kernel] = trial
-            return original(call, kernel, trial)
+            original(call, kernel, trial)
 
-        impl._Call.launch = keep  # type: ignore[method-assign]  # noqa: SLF001
+        impl._Call.run = keep  # type: ignore[method-assign]  # noqa: SLF001
         try:
             keywords: dict[str, Any] = {"softmax_scale": dim**-0.5, "softcap": 0.0, "sink": None, "deterministic": True}
             out, lse = impl.forward(self.q, self.k, self.v, self.mask, **keywords)
             impl.backward(self.dout, None, self.q, self.k, self.v, out, lse, self.mask, **keywords)
         finally:
-            impl._Call.launch = original  # type: ignore[method-assign]  # noqa: SLF001
+            impl._Call.run = original  # type: ignore[method-assign]  # noqa: SLF001
 
 
 def benchmark_masks(s: int) -> dict[str, masks.Mask]:
@@ -194,31 +193,25 @@ def main() -> int:
 
 def report(found: list[dict[str, Any]], args: argparse.Namespace) -> None:
     """Print the eight best of each kernel and head dimension, and the default."""
+    device = torch.device("cuda:0")
     for dim, kernel in itertools.product(args.dims, args.kernels):
-        switches = (0, 1) if kernel == "attn_bwd_kv" else (None,)
-        default = tuner.launch_of(
-            kernel, torch.device("cuda:0"), dtype=torch.bfloat16, size=dim, mode=1, trial=None
-        ).to_row()
-        for switch in switches:
-            rows = [
-                r for r in found if r["kernel"] == kernel and r["dim"] == dim and r["launch"].get("ATOMIC_DQ") == switch
-            ]
-            rows.sort(key=lambda r: r["score"])
+        defaults = {
+            word: tuner.launch_of(tuner.Kind(kernel, torch.bfloat16, dim, 1, dense), device, trial=None).to_row()
+            for word, dense in (("default", False), ("dense", True))
+        }
+        rows = sorted((r for r in found if r["kernel"] == kernel and r["dim"] == dim), key=lambda r: r["score"])
+        if not rows:
+            print(f"-- {kernel} D={dim}: nothing ran")
+            continue
+        print(f"-- {kernel} D={dim}: M N warps stages | ms " + " ".join(rows[0]["ms"]))
+        for row in rows[:8] + [r for r in rows[8:] if r["launch"] in defaults.values()]:
+            launch = row["launch"]
+            marks = [word for word, default in defaults.items() if launch == default]
             print(
-                f"-- {kernel} D={dim}{'' if switch is None else f' ATOMIC_DQ={switch}'}: M N warps stages | ms "
-                + " ".join(rows[0]["ms"])
-                if rows
-                else f"-- {kernel} D={dim}: nothing ran"
+                f"{launch['BLOCK_M']:4d}{launch['BLOCK_N']:4d}{launch['num_warps']:3d}{launch['num_stages']:3d} | "
+                + " ".join(f"{v:7.3f}" for v in row["ms"].values())
+                + f" | {row['score']:.3f} {' '.join(marks)}"
             )
-            shown = rows[:8] + [r for r in rows[8:] if r["launch"] == default]
-            for row in shown:
-                launch = row["launch"]
-                mark = " default" if launch == default else ""
-                print(
-                    f"{launch['BLOCK_M']:4d}{launch['BLOCK_N']:4d}{launch['num_warps']:3d}{launch['num_stages']:3d} | "
-                    + " ".join(f"{v:7.3f}" for v in row["ms"].values())
-                    + f" | {row['score']:.3f}{mark}"
-                )
 
 
 if __name__ == "__main__":

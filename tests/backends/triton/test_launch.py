@@ -66,7 +66,7 @@ def machine(monkeypatch, tmp_path):
 
 
 def ask(trial=None, *, dtype=torch.bfloat16, mode=1):
-    return tuner.launch_of("attn_fwd", torch.device("cuda", 0), dtype=dtype, size=128, mode=mode, trial=trial)
+    return tuner.launch_of(tuner.Kind("attn_fwd", dtype, 128, mode), torch.device("cuda", 0), trial=trial)
 
 
 def seconds_of(table):
@@ -91,7 +91,7 @@ def test_a_search_stores_the_fastest_and_later_processes_read_it(machine, monkey
     assert other == default_launch("attn_fwd", "sm90", bits=16, size=128), "another mask mode has a key of its own"
     (file,) = (machine / "triton-launch").glob("*.json")
     key = json.loads(file.read_text())["key"]
-    assert set(key) == {"kernel", "source", "device", "processors", "arch", "triton", "dtype", "size", "mode"}
+    assert set(key) == {"kernel", "source", "device", "processors", "arch", "triton", "dtype", "size", "mode", "dense"}
 
 
 def test_a_configuration_that_does_not_fit_the_device_is_passed_over(machine, monkeypatch):
@@ -161,9 +161,79 @@ def test_a_file_that_is_not_to_be_trusted_is_ignored_with_one_warning(machine, m
     assert ask() == default_launch("attn_fwd", "sm90", bits=16, size=128)
 
 
-def test_candidates_keep_the_switches_that_change_what_is_computed():
+def test_candidates_are_distinct_and_begin_with_the_default():
     default = default_launch("attn_bwd_kv", "sm90", bits=16, size=128)
     found = list(tuner.space("attn_bwd_kv", default, bits=16))
     assert found[0] == default
     assert len(found) == len({json.dumps(c.to_row(), sort_keys=True) for c in found}) > 20
-    assert {c.meta["ATOMIC_DQ"] for c in found} == {default.meta["ATOMIC_DQ"]}
+
+
+def test_dense_masks_have_rows_of_their_own_where_they_pay():
+    rows = [default_launch("attn_fwd", "sm90", bits=16, size=128, dense=dense).to_row() for dense in (False, True)]
+    assert rows[0] != rows[1]
+    assert "dense" not in rows[1]
+    for family in ("sm90", "sm80", "sm86", "gfx9", "default"):
+        assert default_launch("attn_bwd_q", family, bits=32, size=256, dense=True) == default_launch(
+            "attn_bwd_q", family, bits=32, size=256
+        )
+
+
+def area(launch):
+    return launch.num_stages * launch.meta["BLOCK_M"] * launch.meta["BLOCK_N"]
+
+
+def device_with(room, ran):
+    """A trial on a device that holds configurations up to `room`."""
+    from triton.runtime.errors import OutOfResources
+
+    def trial(launch):
+        def go():
+            if area(launch) > room:
+                raise OutOfResources(area(launch), room, "shared memory")
+            ran.append(launch)
+
+        return go
+
+    return trial
+
+
+@pytest.mark.parametrize("room", [1 << 30, 128 * 32 * 2, 64 * 32, 16 * 16])
+def test_a_configuration_too_large_for_the_device_gives_way_once(machine, room):
+    kind, device = tuner.Kind("attn_fwd", torch.bfloat16, 128, 2), torch.device("cuda", 0)
+    ran = []
+    tuner.run(kind, device, device_with(room, ran))
+    first = ran[-1]
+    assert area(first) <= room < (1 << 31)
+    assert (first == default_launch("attn_fwd", "sm90", bits=16, size=128)) == (room == 1 << 30)
+    assert min(first.meta.values()) >= 16
+    refused = []
+
+    def count(launch):
+        refused.append(launch)
+        return device_with(room, ran)(launch)
+
+    tuner.run(kind, device, count)
+    assert ran == [first, first]
+    assert refused == [first], "what did not fit is not tried again"
+
+
+def test_a_device_that_holds_nothing_gets_triton_s_own_error(machine):
+    from triton.runtime.errors import OutOfResources
+
+    ran = []
+    with pytest.raises(OutOfResources):
+        tuner.run(tuner.Kind("attn_fwd", torch.bfloat16, 128, 2), torch.device("cuda", 0), device_with(0, ran))
+    assert ran == []
+
+
+def test_a_search_in_which_nothing_runs_stores_nothing(machine, monkeypatch):
+    from triton.runtime.errors import OutOfResources
+
+    config.reload({"FMCORE_CACHE_DIR": str(machine), "FMCORE_TUNE": "60"})
+    tuner.forget()
+
+    def trial(_):
+        raise OutOfResources(300000, 232448, "shared memory")
+
+    assert ask(trial) == default_launch("attn_fwd", "sm90", bits=16, size=128)
+    assert not list((machine / "triton-launch").glob("*.json"))

@@ -3,7 +3,7 @@
 `attn_bwd_rows` forms delta = rowsum(out * dout) - dlse and the base-2 lse.  `attn_bwd_kv` owns a key tile and walks its
 query tiles (of every query head of the group, so GQA needs no expansion and no atomics); `attn_bwd_q` owns a query tile
 and walks its key tiles.  That recomputes the scores once more than a single pass (7 products instead of 5) and needs no
-atomics.  With ATOMIC_DQ the key pass also accumulates dq into an fp32 buffer: 5 products, order of addition not fixed.
+atomics: a key pass that adds dq atomically into an fp32 buffer was measured and lost everywhere on an H200.
 
 `scale` and `cap` as in attn_fwd; gradients are with respect to the base-e logits, `grad_scale` is softmax_scale.
 """
@@ -79,8 +79,6 @@ def _kv_tiles(
     g_row,
     lse2,
     delta,
-    dq_ptrs,
-    dq_row,
     tiles,
     first,
     last,
@@ -101,7 +99,6 @@ def _kv_tiles(
     MODE: tl.constexpr,
     SOFTCAP: tl.constexpr,
     MASKED: tl.constexpr,
-    ATOMIC_DQ: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     offs = tl.arange(0, BLOCK_M)
@@ -134,15 +131,7 @@ def _kv_tiles(
         dst = pt * (dpt - row_delta[None, :])
         if SOFTCAP:
             dst = dst * (1.0 - t * t)
-        low = dst.to(q.dtype)
-        dk = tl.dot(low, q, dk, input_precision=PRECISION)
-        if ATOMIC_DQ:
-            dq = tl.dot(tl.trans(low), k, input_precision=PRECISION)
-            ptrs = dq_ptrs + start.to(tl.int64) * dq_row
-            if D == BLOCK_D:
-                tl.atomic_add(ptrs, dq, mask=rows_ok[:, None], sem="relaxed")
-            else:
-                tl.atomic_add(ptrs, dq, mask=rows_ok[:, None] & (dims < D)[None, :], sem="relaxed")
+        dk = tl.dot(dst.to(q.dtype), q, dk, input_precision=PRECISION)
     return dk, dv
 
 
@@ -154,7 +143,6 @@ def attn_bwd_kv(
     dout,
     lse2,
     delta,
-    dq32,
     dk,
     dv,
     planes,
@@ -194,7 +182,6 @@ def attn_bwd_kv(
     BLOCK_N: tl.constexpr,
     MODE: tl.constexpr,
     SOFTCAP: tl.constexpr,
-    ATOMIC_DQ: tl.constexpr,
     PRECISION: tl.constexpr,
 ):
     """dk [b, s_k, heads_kv, D] and dv [.., DV] contiguous; grid (b * heads_kv * n_k,)."""
@@ -214,7 +201,6 @@ def attn_bwd_kv(
     dk_sum = tl.zeros([BLOCK_N, BLOCK_D], tl.float32)
     dv_sum = tl.zeros([BLOCK_N, BLOCK_DV], tl.float32)
     heads = heads_kv * group
-    dq_row = heads.to(tl.int64) * D
 
     for member in tl.range(0, group):
         h = h_kv * group + member
@@ -230,17 +216,16 @@ def attn_bwd_kv(
         g_ptrs = dout + b * (g_b8.to(tl.int64) * 8) + h.to(tl.int64) * (g_h8.to(tl.int64) * 8)
         q_ptrs = q_ptrs + offs[:, None] * q_row + dims[None, :]
         g_ptrs = g_ptrs + offs[:, None] * g_row + dims_v[None, :]
-        dq_ptrs = dq32 + b * s_q * dq_row + h * D + offs[:, None] * dq_row + dims[None, :]
         statistics = (b * heads + h) * s_q
         dk_sum, dv_sum = _kv_tiles(
             dk_sum, dv_sum, k_tile, v_tile, q_ptrs, g_ptrs, q_row, g_row, lse2 + statistics, delta + statistics,
-            dq_ptrs, dq_row, mine, 0, n_partial + tail, n_partial, n_all - 1, b1, w1, b2, w2, s_q, scale, cap,
-            D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, MODE, SOFTCAP, True, ATOMIC_DQ, PRECISION,
+            mine, 0, n_partial + tail, n_partial, n_all - 1, b1, w1, b2, w2, s_q, scale, cap,
+            D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, MODE, SOFTCAP, True, PRECISION,
         )  # fmt: skip
         dk_sum, dv_sum = _kv_tiles(
             dk_sum, dv_sum, k_tile, v_tile, q_ptrs, g_ptrs, q_row, g_row, lse2 + statistics, delta + statistics,
-            dq_ptrs, dq_row, mine, n_partial, n_all - tail, n_partial, n_all - 1, b1, w1, b2, w2, s_q, scale, cap,
-            D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, MODE, SOFTCAP, False, ATOMIC_DQ, PRECISION,
+            mine, n_partial, n_all - tail, n_partial, n_all - 1, b1, w1, b2, w2, s_q, scale, cap,
+            D, DV, BLOCK_D, BLOCK_DV, BLOCK_M, MODE, SOFTCAP, False, PRECISION,
         )  # fmt: skip
 
     k_out = heads_kv.to(tl.int64) * D
