@@ -2,14 +2,14 @@
 
 A machine without a C++ compiler (or with one that fails) still gets the package; what the compiler said is kept in
 ``fmcore_cpu/_build_failure.txt``, where the backend's probe finds it. ``FMCORE_CPU_SKIP_BUILD=1`` leaves the kernels
-out, ``FMCORE_CPU_REQUIRE_BUILD=1`` turns a failure into an error, ``FMCORE_CPU_SANITIZE=1`` builds with ASan and UBSan
-and adds the widest vectors in the narrower instructions that every recent processor has.
+out, ``FMCORE_CPU_REQUIRE_BUILD=1`` turns a failure into an error, ``FMCORE_CPU_SANITIZE=1`` builds with ASan and UBSan.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from setuptools import Extension
@@ -20,6 +20,7 @@ HERE = Path(__file__).parent
 NAME = "fmcore_cpu._kernels"
 FAILURE_FILE = "_build_failure.txt"
 COMMON = ["isa_baseline", "layout", "module", "pool"]
+SANITIZED = os.environ.get("FMCORE_CPU_SANITIZE") == "1"
 ISAS = {
     "avx2": ["-mavx2", "-mfma", "-mf16c"],
     "avx512": ["-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl", "-mfma", "-mf16c"],
@@ -80,18 +81,23 @@ class BuildKernels(build_ext):
         import pybind11
 
         target = Path(self.get_ext_fullpath(NAME))
-        extra = SANITIZE if os.environ.get("FMCORE_CPU_SANITIZE") == "1" else []
-        objects: list[str] = []
-        for source in ext.sources:
-            isa = Path(source).stem.removeprefix("isa_")
-            objects += self.compiler.compile(
+        extra = SANITIZE if SANITIZED else []
+
+        def compile_one(source: str) -> list[str]:
+            found: list[str] = self.compiler.compile(
                 [source],
                 output_dir=self.build_temp,
                 macros=list(ext.define_macros),
                 include_dirs=[pybind11.get_include()],
                 depends=list(ext.depends),
-                extra_postargs=[*FLAGS, *ISAS.get(isa, []), *extra],
+                extra_postargs=[*FLAGS, *ISAS.get(Path(source).stem.removeprefix("isa_"), []), *extra],
             )
+            return found
+
+        for source in ext.sources:
+            Path(self.build_temp, source).parent.mkdir(parents=True, exist_ok=True)
+        with ThreadPoolExecutor(min(4, os.cpu_count() or 1)) as pool:
+            objects = [name for names in pool.map(compile_one, ext.sources) for name in names]
         target.parent.mkdir(parents=True, exist_ok=True)
         self.compiler.link_shared_object(
             objects, str(target), target_lang="c++", extra_postargs=["-pthread", *extra[:2]], build_temp=self.build_temp

@@ -52,7 +52,7 @@ struct BackwardArgs {
 };
 
 // y[r] = (bias0[r] + bias1[r]) + sum over j of w[r, j] * x[index[r, j]], rounded once. An index below zero adds nothing;
-// w null means ones; either bias may be null.
+// w null means ones; bias1 or both biases may be null.
 struct GatherSumArgs {
     DType dtype;
     int64_t rows, width, terms;

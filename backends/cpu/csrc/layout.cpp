@@ -30,8 +30,26 @@ int64_t moe_layout(const Index* topk, int64_t tokens, int64_t k, int64_t experts
     auto part = [&](int64_t p, int) {
         int32_t* expert = &counts[p * width];
         int32_t* rank = expert + experts;
-        int64_t wrong = 0;
-        for (int64_t t = tokens * p / parts; t < tokens * (p + 1) / parts; ++t) {
+        int64_t wrong = 0, t = tokens * p / parts;
+        const int64_t end = tokens * (p + 1) / parts;
+        for (; ranks <= 64 && t < end; ++t) {  // a token's ranks fit a word: no byte is read back
+            uint64_t hits = 0;
+            for (int64_t j = 0; j < k; ++j) {
+                const int64_t e = topk[t * k + j];
+                if ((uint64_t)e >= (uint64_t)experts) {
+                    wrong += e != -1;
+                    continue;
+                }
+                ++expert[e];
+                hits |= (uint64_t)1 << rank_of[e];
+            }
+            for (int64_t r = 0; r < ranks; ++r) {
+                const int32_t hit = hits >> r & 1;
+                rank[r] += hit;
+                in_rank[t * ranks + r] = (uint8_t)hit;
+            }
+        }
+        for (; t < end; ++t) {
             uint8_t* hit = in_rank + t * ranks;
             std::memset(hit, 0, ranks);
             for (int64_t j = 0; j < k; ++j) {

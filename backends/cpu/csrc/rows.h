@@ -7,46 +7,73 @@ namespace {
 constexpr int64_t kChunk = 1024;  // columns summed at a time: the sums stay in the first-level cache
 constexpr int64_t kRowsPerTask = 32;
 
-FM_INLINE int64_t dtype_bytes(DType d) { return d == DType::f64 ? 8 : d == DType::f32 ? 4 : 2; }
+// One output row: strips of four vectors, all terms of a strip summed in registers, in the order of the recipe.
+template <DType D, class C>
+struct GatherSumRow {
+    using M = Io<D, C>;
+    static constexpr int N = Simd<C>::N;
+
+    static void run(const GatherSumArgs* a, int64_t r) {
+        int64_t c = 0;
+        for (; c + 4 * N <= a->width; c += 4 * N) strip<4>(*a, r, c);
+        for (; c + N <= a->width; c += N) strip<1>(*a, r, c);
+        for (; c < a->width; ++c) one(*a, r, c);
+    }
+
+    template <int W>
+    FM_INLINE void strip(const GatherSumArgs& a, int64_t r, int64_t c) {
+        Vec<C> sum[W] = {};
+        bool first = true;
+        for (int64_t j = 0; j < a.terms; ++j) {
+            const int64_t from = a.index[r * a.terms + j];
+            if (from < 0) continue;
+            const Vec<C> w = splat(a.weight ? (C)a.weight[r * a.terms + j] : (C)1);
+            for (int i = 0; i < W; ++i) {
+                Vec<C> x = M::from(a.x, from * a.width + c + i * N) * w;
+                round_here(x);
+                sum[i] = first ? x : sum[i] + x;
+            }
+            first = false;
+        }
+        for (int i = 0; i < W; ++i) {
+            const int64_t at = r * a.width + c + i * N;
+            if (a.bias0 && a.bias1)
+                sum[i] = (M::from(a.bias0, at) + M::from(a.bias1, at)) + sum[i];
+            else if (a.bias0)
+                sum[i] = M::from(a.bias0, at) + sum[i];
+            M::to(a.y, at, sum[i]);
+        }
+    }
+
+    static void one(const GatherSumArgs& a, int64_t r, int64_t c) {
+        C sum = 0;
+        bool first = true;
+        for (int64_t j = 0; j < a.terms; ++j) {
+            const int64_t from = a.index[r * a.terms + j];
+            if (from < 0) continue;
+            Vec<C> x = splat(M::from_one(a.x, from * a.width + c) * (a.weight ? (C)a.weight[r * a.terms + j] : (C)1));
+            round_here(x);
+            sum = first ? x[0] : sum + x[0];
+            first = false;
+        }
+        const int64_t at = r * a.width + c;
+        if (a.bias0 && a.bias1)
+            sum = (M::from_one(a.bias0, at) + M::from_one(a.bias1, at)) + sum;
+        else if (a.bias0)
+            sum = M::from_one(a.bias0, at) + sum;
+        M::to_one(a.y, at, sum);
+    }
+};
 
 template <class C>
 struct GatherSum {
     static void run(const GatherSumArgs& a) {
         parallel((a.rows + kRowsPerTask - 1) / kRowsPerTask, a.threads,
-                 [](void* p, int64_t t, int) { task(*(const GatherSumArgs*)p, t); }, (void*)&a);
+                 [](void* p, int64_t t, int) { task((const GatherSumArgs*)p, t); }, (void*)&a);
     }
-
-    static void add_bias(const GatherSumArgs& a, int64_t at, int64_t n, int64_t whole, C* sum) {
-        alignas(64) C x[kChunk], y[kChunk];
-        const void* one = a.bias0 ? a.bias0 : a.bias1;
-        load_row(a.dtype, one, at, n, whole, (C)1, x);
-        if (a.bias0 && a.bias1) {
-            load_row(a.dtype, a.bias1, at, n, whole, (C)1, y);
-            for (int64_t i = 0; i < whole; i += Simd<C>::N) store(x + i, load(x + i) + load(y + i));
-        }
-        for (int64_t i = 0; i < whole; i += Simd<C>::N) store(sum + i, load(x + i) + load(sum + i));
-    }
-
-    static void task(const GatherSumArgs& a, int64_t t) {
-        const int64_t r1 = (t + 1) * kRowsPerTask < a.rows ? (t + 1) * kRowsPerTask : a.rows;
-        alignas(64) C sum[kChunk], x[kChunk];
-        for (int64_t r = t * kRowsPerTask; r < r1; ++r)
-            for (int64_t c = 0; c < a.width; c += kChunk) {
-                const int64_t n = a.width - c < kChunk ? a.width - c : kChunk, whole = round_up<C>(n);
-                bool first = true;
-                for (int64_t j = 0; j < a.terms; ++j) {
-                    const int64_t from = a.index[r * a.terms + j];
-                    if (from < 0) continue;
-                    const C w = a.weight ? (C)a.weight[r * a.terms + j] : (C)1;
-                    load_row(a.dtype, a.x, from * a.width + c, n, whole, w, first ? sum : x);
-                    if (!first)
-                        for (int64_t i = 0; i < whole; i += Simd<C>::N) store(sum + i, load(sum + i) + load(x + i));
-                    first = false;
-                }
-                if (first) memset(sum, 0, whole * sizeof(C));
-                if (a.bias0 || a.bias1) add_bias(a, r * a.width + c, n, whole, sum);
-                store_row(a.dtype, a.y, r * a.width + c, n, sum, (C)1);
-            }
+    static void task(const GatherSumArgs* a, int64_t t) {
+        const int64_t r1 = (t + 1) * kRowsPerTask < a->rows ? (t + 1) * kRowsPerTask : a->rows;
+        for (int64_t r = t * kRowsPerTask; r < r1; ++r) by_storage<GatherSumRow, C>(a->dtype, a, r);
     }
 };
 

@@ -55,6 +55,19 @@ FM_INLINE Vec<T> splat(T x) {
     return x - Vec<T>{};  // unlike 0 + x, this is x for every x, and the compiler knows it: one broadcast
 }
 
+// Keeps a product from being fused into a later sum, where the recipe says two roundings.
+#if defined(__AVX512F__)
+#define FM_VREG "+v"
+#elif defined(__x86_64__)
+#define FM_VREG "+x"
+#elif defined(__aarch64__)
+#define FM_VREG "+w"
+#else
+#define FM_VREG "+m"
+#endif
+FM_INLINE void round_here(Vec<float>& x) { asm("" : FM_VREG(x)); }
+FM_INLINE void round_here(Vec<double>& x) { asm("" : FM_VREG(x)); }
+
 // The greater lane by lane; b where either is NaN.
 #if defined(__AVX512F__) && FM_VBYTES == 64
 FM_INLINE Vec<float> vmax(Vec<float> a, Vec<float> b) { return (Vec<float>)_mm512_max_ps((__m512)a, (__m512)b); }

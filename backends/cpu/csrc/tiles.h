@@ -47,58 +47,118 @@ FM_INLINE uint16_t to_f16(float f) {
 }
 #endif
 
-// dst[0..n) = src[0..n) * scale; the pad up to `width` is zero.
+// One vector of compute type C from or to memory of dtype D; `from_one` and `to_one` are the same for one element.
+template <DType D, class C>
+struct Io;
+template <class C>
+struct Io<DType::f32, C> {
+    typedef float Wide __attribute__((vector_size(sizeof(float) * Simd<C>::N)));
+    FM_INLINE C from_one(const void* p, int64_t i) { return (C)((const float*)p)[i]; }
+    FM_INLINE void to_one(void* p, int64_t i, C x) { ((float*)p)[i] = (float)x; }
+    FM_INLINE Vec<C> from(const void* p, int64_t i) {
+        Wide w;
+        memcpy(&w, (const float*)p + i, sizeof w);
+        return __builtin_convertvector(w, Vec<C>);
+    }
+    FM_INLINE void to(void* p, int64_t i, Vec<C> x) {
+        const Wide w = __builtin_convertvector(x, Wide);
+        memcpy((float*)p + i, &w, sizeof w);
+    }
+};
+template <class C>
+struct Io<DType::f64, C> {
+    FM_INLINE C from_one(const void* p, int64_t i) { return (C)((const double*)p)[i]; }
+    FM_INLINE void to_one(void* p, int64_t i, C x) { ((double*)p)[i] = (double)x; }
+    FM_INLINE Vec<C> from(const void* p, int64_t i) { return load((const C*)p + i); }  // double is computed in double
+    FM_INLINE void to(void* p, int64_t i, Vec<C> x) { store((C*)p + i, x); }
+};
+template <class C>
+struct Io<DType::bf16, C> {
+    typedef uint16_t Narrow __attribute__((vector_size(2 * Simd<float>::N)));
+    typedef uint32_t Bits __attribute__((vector_size(FM_VBYTES)));
+    FM_INLINE C from_one(const void* p, int64_t i) { return (C)from_bf16(((const uint16_t*)p)[i]); }
+    FM_INLINE void to_one(void* p, int64_t i, C x) { ((uint16_t*)p)[i] = to_bf16((float)x); }
+    FM_INLINE Vec<float> from(const void* p, int64_t i) {
+        Narrow h;
+        memcpy(&h, (const uint16_t*)p + i, sizeof h);
+        return (Vec<float>)(__builtin_convertvector(h, Bits) << 16);
+    }
+    FM_INLINE void to(void* p, int64_t i, Vec<float> x) {
+        const Bits u = (Bits)x, rounded = (u + 0x7fff + (u >> 16 & 1)) >> 16;
+        const Bits kept = x == x ? rounded : (u >> 16 | 0x40);
+        const Narrow h = __builtin_convertvector(kept, Narrow);
+        memcpy((uint16_t*)p + i, &h, sizeof h);
+    }
+};
+template <class C>
+struct Io<DType::f16, C> {
+    FM_INLINE C from_one(const void* p, int64_t i) { return (C)from_f16(((const uint16_t*)p)[i]); }
+    FM_INLINE void to_one(void* p, int64_t i, C x) { ((uint16_t*)p)[i] = to_f16((float)x); }
+#if defined(__AVX512F__) && FM_VBYTES == 64
+    FM_INLINE Vec<float> from(const void* p, int64_t i) {
+        return (Vec<float>)_mm512_cvtph_ps(_mm256_loadu_si256((const __m256i*)((const uint16_t*)p + i)));
+    }
+    FM_INLINE void to(void* p, int64_t i, Vec<float> x) {
+        _mm256_storeu_si256((__m256i*)((uint16_t*)p + i), _mm512_cvtps_ph((__m512)x, 0));
+    }
+#elif defined(__F16C__) && FM_VBYTES == 32
+    FM_INLINE Vec<float> from(const void* p, int64_t i) {
+        return (Vec<float>)_mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)((const uint16_t*)p + i)));
+    }
+    FM_INLINE void to(void* p, int64_t i, Vec<float> x) {
+        _mm_storeu_si128((__m128i*)((uint16_t*)p + i), _mm256_cvtps_ph((__m256)x, 0));
+    }
+#else
+    FM_INLINE Vec<float> from(const void* p, int64_t i) {
+        Vec<float> x;
+        for (int j = 0; j < Simd<float>::N; ++j) x[j] = from_one(p, i + j);
+        return x;
+    }
+    FM_INLINE void to(void* p, int64_t i, Vec<float> x) {
+        for (int j = 0; j < Simd<float>::N; ++j) to_one(p, i + j, x[j]);
+    }
+#endif
+};
+
+// Call F<D, C>::run(...) for the dtype at hand; double is only ever computed in double, the rest in float.
+template <template <DType, class> class F, class C, class... A>
+FM_INLINE void by_storage(DType dtype, A... a) {
+    if constexpr (sizeof(C) == 8) {
+        F<DType::f64, C>::run(a...);
+    } else {
+        if (dtype == DType::f32) F<DType::f32, C>::run(a...);
+        if (dtype == DType::bf16) F<DType::bf16, C>::run(a...);
+        if (dtype == DType::f16) F<DType::f16, C>::run(a...);
+    }
+}
+
+template <DType D, class C>
+struct LoadRow {
+    FM_INLINE void run(const void* src, int64_t offset, int64_t n, int64_t width, C scale, C* dst) {
+        int64_t i = 0;
+        for (; i + Simd<C>::N <= n; i += Simd<C>::N) store(dst + i, Io<D, C>::from(src, offset + i) * scale);
+        for (; i < n; ++i) dst[i] = Io<D, C>::from_one(src, offset + i) * scale;
+        for (; i < width; ++i) dst[i] = 0;
+    }
+};
+template <DType D, class C>
+struct StoreRow {
+    FM_INLINE void run(void* dst, int64_t offset, int64_t n, const C* src, C scale) {
+        int64_t i = 0;
+        for (; i + Simd<C>::N <= n; i += Simd<C>::N) Io<D, C>::to(dst, offset + i, load(src + i) * scale);
+        for (; i < n; ++i) Io<D, C>::to_one(dst, offset + i, src[i] * scale);
+    }
+};
+
+// dst[0..n) = src[offset..offset + n) * scale; the pad up to `width` is zero.
 template <class C>
 static void load_row(DType dtype, const void* src, int64_t offset, int64_t n, int64_t width, C scale, C* dst) {
-    switch (dtype) {
-        case DType::f32: {
-            const float* s = (const float*)src + offset;
-            for (int64_t i = 0; i < n; ++i) dst[i] = (C)s[i] * scale;
-            break;
-        }
-        case DType::f64: {
-            const double* s = (const double*)src + offset;
-            for (int64_t i = 0; i < n; ++i) dst[i] = (C)s[i] * scale;
-            break;
-        }
-        case DType::bf16: {
-            const uint16_t* s = (const uint16_t*)src + offset;
-            for (int64_t i = 0; i < n; ++i) dst[i] = (C)from_bf16(s[i]) * scale;
-            break;
-        }
-        case DType::f16: {
-            const uint16_t* s = (const uint16_t*)src + offset;
-            int64_t i = 0;
-#if defined(__F16C__)
-            for (; i + 8 <= n; i += 8) {
-                float x[8];
-                _mm256_storeu_ps(x, _mm256_cvtph_ps(_mm_loadu_si128((const __m128i*)(s + i))));
-                for (int j = 0; j < 8; ++j) dst[i + j] = (C)x[j] * scale;
-            }
-#endif
-            for (; i < n; ++i) dst[i] = (C)from_f16(s[i]) * scale;
-            break;
-        }
-    }
-    for (int64_t i = n; i < width; ++i) dst[i] = 0;
+    by_storage<LoadRow, C>(dtype, src, offset, n, width, scale, dst);
 }
 
 template <class C>
 static void store_row(DType dtype, void* dst, int64_t offset, int64_t n, const C* src, C scale) {
-    switch (dtype) {
-        case DType::f32:
-            for (int64_t i = 0; i < n; ++i) ((float*)dst)[offset + i] = (float)(src[i] * scale);
-            break;
-        case DType::f64:
-            for (int64_t i = 0; i < n; ++i) ((double*)dst)[offset + i] = (double)(src[i] * scale);
-            break;
-        case DType::bf16:
-            for (int64_t i = 0; i < n; ++i) ((uint16_t*)dst)[offset + i] = to_bf16((float)(src[i] * scale));
-            break;
-        case DType::f16:
-            for (int64_t i = 0; i < n; ++i) ((uint16_t*)dst)[offset + i] = to_f16((float)(src[i] * scale));
-            break;
-    }
+    by_storage<StoreRow, C>(dtype, dst, offset, n, src, scale);
 }
 
 FM_INLINE int64_t at(const Bshd& t, int64_t b, int64_t s, int64_t h) { return b * t.sb + s * t.ss + h * t.sh; }
