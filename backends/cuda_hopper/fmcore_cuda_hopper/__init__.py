@@ -9,6 +9,7 @@ from fmcore.dispatch import hookimpl
 
 if TYPE_CHECKING:
     from fmcore.dispatch.probes import ProbeEnv, ProbeReport
+    from fmcore.dispatch.registrar import Registrar
 
 
 @hookimpl
@@ -17,6 +18,15 @@ def fmcore_probe(env: ProbeEnv, deep: bool) -> dict[str, ProbeReport]:  # noqa: 
     from fmcore_cuda_hopper.probe import probe
 
     return {"cuda_hopper": probe(env, deep=deep)}
+
+
+@hookimpl
+def fmcore_register_impls(registrar: Registrar, spec_version: tuple[int, int]) -> None:  # noqa: ARG001 (the hook's signature)
+    """Register attention; its kernels are imported by the first call."""
+    if registrar.serves("cuda_hopper"):
+        from fmcore_cuda_hopper.register import register
+
+        register(registrar)
 
 
 @hookimpl

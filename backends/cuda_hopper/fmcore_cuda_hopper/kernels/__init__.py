@@ -1,0 +1,1 @@
+"""Device code: Gluon for the two attention passes, plain Triton around them."""
