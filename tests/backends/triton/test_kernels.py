@@ -34,8 +34,11 @@ def test_default_configurations_compile_within_the_target(target):
 
     dtype = {"sm_90": "bf16", "sm_80": "fp32", "gfx90a": "fp16", "gfx942": "bf16"}[target]
     specs = [s for s in aot.attention_specs(target, dims=(64,), dtypes=(dtype,)) if s.constants.get("MODE", 1) == 1]
+    if target == "sm_90":  # the widest tiles of the tables, with the most bounds to hold
+        wide = aot.attention_specs(target, dims=(128,), dtypes=(dtype,))
+        specs = [s for s in wide if s.constants.get("MODE") == 2] + specs[:2]
     fused = {s.name: s for s in aot.fused_specs(dtypes=(dtype,))}
-    chosen = list(fused.values())[hash(target) % 1 :: 2] + specs
+    chosen = list(fused.values())[::2] + specs
     for spec in chosen:
         report = aot.compile_spec(spec, target)
         assert not report.problem(target), f"{target} {spec}"
