@@ -95,11 +95,18 @@ def as_text(result: Comparison) -> str:
     """The comparison for people."""
     lines = []
     for title, rows in (
-        ("newly failing", [f"{n.id}: {o.verdict if o else 'absent'} -> {n.verdict}: {n.reason}" for o, n in result.newly_failing]),
+        (
+            "newly failing",
+            [f"{n.id}: {o.verdict if o else 'absent'} -> {n.verdict}: {n.reason}" for o, n in result.newly_failing],
+        ),
         ("newly passing", [f"{n.id}: {o.verdict if o else 'absent'} -> {n.verdict}" for o, n in result.newly_passing]),
         (
             f"headroom lost more than {LOST:g} x",
-            [f"{n.id}: {o.headroom:.1f} x -> {n.headroom:.1f} x" for o, n in result.headroom_lost if o.headroom and n.headroom],
+            [
+                f"{n.id}: {o.headroom:.1f} x -> {n.headroom:.1f} x"
+                for o, n in result.headroom_lost
+                if o.headroom and n.headroom
+            ],
         ),
         ("vanished", [f"{c.id} (was {c.verdict})" for c in result.vanished]),
         ("no longer a pass", [f"{n.id}: {o.verdict} -> {n.verdict}: {n.reason}" for o, n in result.other]),

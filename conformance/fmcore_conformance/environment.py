@@ -54,7 +54,7 @@ def distributions() -> dict[str, str]:
     for name in ("fmcore-kernels", "torch", "numpy", "triton", "pluggy", "cupy-cuda13x", "paddlepaddle"):
         try:
             found[name] = metadata.version(name)
-        except metadata.PackageNotFoundError:
+        except metadata.PackageNotFoundError:  # noqa: PERF203 (each package may be missing by itself)
             continue
     return found
 

@@ -26,7 +26,8 @@ CANNOT = re.compile(
 )
 #: After one of these the device's context is lost: the process must end.
 DEVICE_FAULT = re.compile(
-    r"(CUDA|HIP|XPU|CUBLAS|device)[ _-]?(error|side assert|side assertion)|illegal memory access|misaligned address|unspecified launch failure",
+    r"(CUDA|HIP|XPU|CUBLAS|device)[ _-]?(error|side assert|side assertion)|illegal memory access|misaligned address"
+    r"|unspecified launch failure",
     re.IGNORECASE,
 )
 ABSENT = frozenset({"unavailable", "broken", "disabled"})

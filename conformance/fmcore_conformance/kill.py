@@ -44,7 +44,9 @@ def hunt(saboteur: Saboteur, cases: Sequence[Case], *, attempts: int = 40) -> Ki
     """
     target = Target(saboteur.name)
     families = (saboteur.family, "engine")
-    named = [c for c in cases if c.family in families and saboteur.kind in c.kinds and c.world == 1 and c.timeout <= LONGEST]
+    named = [
+        c for c in cases if c.family in families and saboteur.kind in c.kinds and c.world == 1 and c.timeout <= LONGEST
+    ]
     named.sort(key=lambda c: not any(fnmatchcase(c.id, glob) for glob in saboteur.probes))
     for tried, case in enumerate(named[:attempts], 1):
         cell = execute(case, target)
@@ -63,7 +65,6 @@ def table(families: Sequence[str] = ("attention", "math", "moe")) -> list[Kill]:
 def as_text(kills: Sequence[Kill]) -> str:
     """The table for people."""
     lines = [f"{'saboteur':<36} {'fault kind':<22} caught by"]
-    for kill in kills:
-        lines.append(f"{kill.saboteur.name:<36} {kill.saboteur.kind or '':<22} {kill.case or 'NOT CAUGHT'}")
+    lines += [f"{k.saboteur.name:<36} {k.saboteur.kind or '':<22} {k.case or 'NOT CAUGHT'}" for k in kills]
     caught = sum(kill.case is not None for kill in kills)
     return "\n".join([*lines, f"{caught} of {len(kills)} caught"])

@@ -1,4 +1,4 @@
-"""The faults that kernels really have: each is named here, detected by cases that name it, and planted by a saboteur."""
+"""The faults that kernels really have: each is detected by cases that name it, and planted by a saboteur."""
 
 from __future__ import annotations
 

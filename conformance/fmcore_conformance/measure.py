@@ -69,7 +69,8 @@ def check_bits(got: Tensor, want: Tensor, what: str) -> Measurement:
         count = int(differs.reshape(-1, width).any(1).sum())
         raise Mismatch(
             f"{what}: {count} of {got.numel()} elements differ bitwise, first at {coordinates(element, got.shape)}: "
-            f"{got.detach().cpu().reshape(-1)[element].item()!r}, expected {want.detach().cpu().reshape(-1)[element].item()!r}"
+            f"{got.detach().cpu().reshape(-1)[element].item()!r}, "
+            f"expected {want.detach().cpu().reshape(-1)[element].item()!r}"
         )
     return exact(what)
 
@@ -94,7 +95,9 @@ def check_specials(got: Tensor, want: Tensor, what: str) -> Tensor:
     return w.isfinite()
 
 
-def check_rows(got: Tensor, want: Tensor, *, units: float, dtype: str, what: str, floor: Tensor | None = None) -> list[Measurement]:
+def check_rows(
+    got: Tensor, want: Tensor, *, units: float, dtype: str, what: str, floor: Tensor | None = None
+) -> list[Measurement]:
     """Row-wise relative L2 and elementwise error, in units of u of ``dtype``.
 
     Args:
@@ -124,7 +127,7 @@ def check_rows(got: Tensor, want: Tensor, *, units: float, dtype: str, what: str
     norm = size.square().sum(-1).sqrt()
     extra = torch.zeros_like(norm) if floor is None else floor.detach().cpu().to(torch.float64).expand_as(norm)
     # A result below the smallest normal number of the dtype cannot be relatively accurate.
-    guard = 2 * float(torch.finfo(getattr(torch, dtype)).tiny) * math.sqrt(g.shape[-1])
+    guard = row_guard(dtype, g.shape[-1])
     l2 = error.square().sum(-1).sqrt() / (norm + extra + guard) / u
     rms = (norm + extra + guard) / math.sqrt(g.shape[-1])
     elementwise = error / torch.maximum(rms.unsqueeze(-1), size) / u
@@ -145,6 +148,11 @@ def check_rows(got: Tensor, want: Tensor, *, units: float, dtype: str, what: str
     return found
 
 
+def row_guard(dtype: str, length: int) -> float:
+    """Added to the size of a row: results below the smallest normal number keep an absolute accuracy only."""
+    return 2 * float(torch.finfo(getattr(torch, dtype)).tiny) * math.sqrt(length)
+
+
 def _head(x: Tensor, row: tuple[int, ...]) -> str:
     values = x[row].reshape(-1)[:4].tolist()
     return "[" + ", ".join(f"{v:.4g}" for v in values) + (", ...]" if x.shape[-1] > 4 else "]")
@@ -162,7 +170,9 @@ def check_absolute(got: Tensor, want: Tensor, bound: Tensor, what: str) -> Measu
     error = torch.where(finite, wide(got) - wide(want), torch.zeros((), dtype=torch.float64)).abs()
     ratio = error / bound.to(torch.float64)
     flat = int(ratio.reshape(-1).argmax())
-    measurement = Measurement(float(error.reshape(-1)[flat]), float(bound.expand_as(error).reshape(-1)[flat]), "abs", what)
+    measurement = Measurement(
+        float(error.reshape(-1)[flat]), float(bound.expand_as(error).reshape(-1)[flat]), "abs", what
+    )
     if not measurement.measured <= measurement.bound:
         raise Mismatch(
             f"{what}: off by {measurement.measured:.3g} at {coordinates(flat, error.shape)} "

@@ -51,7 +51,13 @@ class Setup:
         """The child's argument."""
         threads = max(1, (os.cpu_count() or 1) // self.jobs)
         return json.dumps(
-            {"backend": self.backend, "device": self.device, "seed": self.seed, "load": list(self.load), "threads": threads}
+            {
+                "backend": self.backend,
+                "device": self.device,
+                "seed": self.seed,
+                "load": list(self.load),
+                "threads": threads,
+            }
         )
 
 
@@ -87,7 +93,7 @@ class Child:
         for line in self.process.stdout:
             try:
                 self.events.put(json.loads(line))
-            except json.JSONDecodeError:
+            except json.JSONDecodeError:  # noqa: PERF203 (a crash cuts off one line)
                 continue  # cut off by a crash; the exit status tells
         self.events.put(None)
 
@@ -151,7 +157,11 @@ class Runner:
     """
 
     def __init__(
-        self, setup: Setup, workdir: Path, on_cell: Callable[[Cell], None], on_start: Callable[[str], None] | None = None
+        self,
+        setup: Setup,
+        workdir: Path,
+        on_cell: Callable[[Cell], None],
+        on_start: Callable[[str], None] | None = None,
     ) -> None:
         self._setup = setup
         self._workdir = workdir
@@ -243,7 +253,9 @@ class Runner:
                     continue
                 child.kill()
                 if running is not None:
-                    self._give(cell_of(running, Verdict.TIMEOUT, reason=f"no answer within {limit:g} s", ms=limit * 1e3))
+                    self._give(
+                        cell_of(running, Verdict.TIMEOUT, reason=f"no answer within {limit:g} s", ms=limit * 1e3)
+                    )
                     waiting.pop(running.id, None)
                 return list(waiting.values()), False
             if event is None:

@@ -178,8 +178,13 @@ def _conclude(
     interrupted: bool,
 ) -> dict[str, Any]:
     backends = environment.backend_facts()
-    cells = [log.cells.get(case.id) or cell_of(case, Verdict.NOT_RUN, reason="interrupted before its turn") for case in chosen]
-    cells += [cell_of(case, Verdict.NOT_RUN, reason=f"left out by --fraction {plan.selection.fraction}") for case in left_out]
+    cells = [
+        log.cells.get(case.id) or cell_of(case, Verdict.NOT_RUN, reason="interrupted before its turn")
+        for case in chosen
+    ]
+    cells += [
+        cell_of(case, Verdict.NOT_RUN, reason=f"left out by --fraction {plan.selection.fraction}") for case in left_out
+    ]
     backend = plan.setup.backend or "automatic"
     version = environment.version_of(plan.setup.backend, backends)
     cells, unused = waivers.apply(cells, accepted, backend=backend, version=version)

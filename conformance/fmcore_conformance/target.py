@@ -42,11 +42,11 @@ class Target:
         """The tensor on the device under test."""
         return x.to(self.device)
 
-    def attention(self, q: Tensor, k: Tensor, v: Tensor, startend: Tensor | None = None, **options: Any) -> tuple[Tensor, Tensor]:
+    def attention(
+        self, q: Tensor, k: Tensor, v: Tensor, startend: Tensor | None = None, **options: Any
+    ) -> tuple[Tensor, Tensor]:
         """``fmcore.flashmask_attention`` with the lse, served by the backend under test."""
-        result = fmcore.flashmask_attention(
-            q, k, v, startend, return_softmax_lse=True, backend=self.backend, **options
-        )
+        result = fmcore.flashmask_attention(q, k, v, startend, return_softmax_lse=True, backend=self.backend, **options)
         return result[0], result[1]
 
     def math(self, name: str) -> Callable[..., Any]:
@@ -59,7 +59,7 @@ class Target:
         return call
 
     def without_claims(self) -> Target | None:
-        """The same backend with every claim removed, so that an unclaimed cell can be tried; None under automatic selection."""
+        """The same backend with every claim removed, to try an unclaimed cell; None under automatic selection."""
         if self.backend is None:
             return None
         return replace(self, backend=unclaimed.shadow(self.backend))

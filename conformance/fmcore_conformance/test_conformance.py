@@ -1,4 +1,4 @@
-"""The suite under pytest: ``pytest --pyargs fmcore_conformance --fmcore-backend NAME``. One test per case, in this process."""
+"""The suite under pytest, one test per case: ``pytest --pyargs fmcore_conformance --fmcore-backend NAME``."""
 
 from __future__ import annotations
 

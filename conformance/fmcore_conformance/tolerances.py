@@ -2,8 +2,8 @@
 
 Errors are measured row by row as relative L2 in units of ``u``, the unit round-off of the tested dtype, and as the
 largest elementwise error over ``max(row rms, |ref|)``, which may be eight times as large. A row whose reference is
-(nearly) zero by cancellation has no meaningful relative error: the backward bounds carry a floor per row, built from the
-magnitudes that cancel. ``calibrate.py`` measures the honest low-precision recipes that the constants stand on.
+(nearly) zero by cancellation has no meaningful relative error: the backward bounds carry a floor per row, built from
+the magnitudes that cancel. ``calibrate.py`` measures the honest low-precision recipes that the constants stand on.
 """
 
 from __future__ import annotations
@@ -31,11 +31,12 @@ ATTENTION_FORWARD = {"float16": 2.0, "bfloat16": 2.0, "float32": 64.0, "float64"
 """Row-wise L2 of the output, in u (fp32 accumulation, one rounding)."""
 
 SCORE_SHARE = 32.0
-"""Scores carry a rounding error of their own size in the accumulation dtype, and the exponential turns it into a relative
-one: the forward bound is widened by ``max|score| / 32`` of its u (fp32 for half inputs, where it vanishes)."""
+"""Scores carry a rounding error of their own size in the accumulation dtype; the exponential turns it into a
+relative one: the forward bound is widened by ``max|score| / 32`` of its u (fp32 for half inputs, where it vanishes)."""
 
-ATTENTION_BACKWARD = {"float16": 4.0, "bfloat16": 4.0, "float32": 256.0, "float64": 1024.0}
-"""Row-wise error of dq, dk and dv over (row norm + floor), in u."""
+ATTENTION_BACKWARD = {"float16": 4.0, "bfloat16": 4.0, "float32": 1024.0, "float64": 256.0}
+"""Row-wise error of dq, dk and dv over (row norm + floor), in u. Half dtypes: the policy; wide ones: a power of two of
+at least twice what ``calibrate.py`` finds for honest recipes, where the worst is dq of rows with one visible key."""
 
 
 def lse_bound(dtype: str, lse: float, max_score: float) -> float:
@@ -71,12 +72,12 @@ def combine_units(dtype: str, experts: int) -> float:
     return 1.0 if dtype in HALF else 4.0 * math.sqrt(max(experts, 1))
 
 
-#: A subnormal result of an inexact op may be flushed to zero in formats whose subnormals lie below 1e-37: accelerators do
-#: so, and the sums that follow cannot tell. In float16 they carry data and must be right.
+#: A subnormal result of an inexact op may be flushed to zero in formats whose subnormals lie below 1e-37: accelerators
+#: do so, and the sums that follow cannot tell. In float16 they carry data and must be right.
 MAY_FLUSH = frozenset({"bfloat16", "float32", "float64"})
 
-#: Pointwise bounds in units in the last place of the output for float32 and float64: the OpenCL full profile, and half of
-#: the low-precision dtypes' step (one rounding of a nearly exact result) for them.
+#: Pointwise bounds in units in the last place of the output for float32 and float64: the OpenCL full profile, and half
+#: of the low-precision dtypes' step (one rounding of a nearly exact result) for them.
 POINTWISE_ULP: dict[str, float] = {
     "add": 0.5,
     "subtract": 0.5,

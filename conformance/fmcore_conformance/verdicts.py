@@ -3,6 +3,10 @@
 from __future__ import annotations
 
 from enum import Enum
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Iterable
 
 
 class Verdict(str, Enum):
@@ -84,7 +88,7 @@ SYMBOL: dict[Verdict, str] = {
 }
 
 
-def worst(verdicts: list[Verdict]) -> Verdict:
+def worst(verdicts: Iterable[Verdict]) -> Verdict:
     """The verdict that stands for a group: bad ones first, then passes, then declared refusals.
 
     Args:

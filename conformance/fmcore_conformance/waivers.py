@@ -1,16 +1,16 @@
 """Known failures, each with an owner, a public reason and a date at which it stops being an excuse.
 
-A waiver file is TOML: ``[[waiver]]`` tables with ``id`` (a glob over case ids), ``backend`` (a glob), ``url``, ``owner``,
-``reason``, ``versions`` (a specifier such as ``">=1.2,<1.4"`` over the plugin's version) and ``expires`` (a date at most
-180 days ahead). An expired waiver is a failure; a passing waived case is ``xpass``; a waiver that matches no case is
-reported. A waived cell never counts towards a level.
+A waiver file is TOML: ``[[waiver]]`` tables with ``id`` (a glob over case ids), ``backend`` (a glob), ``url``,
+``owner``, ``reason``, ``versions`` (a specifier such as ``">=1.2,<1.4"`` over the plugin's version) and ``expires``
+(a date at most 180 days ahead). An expired waiver is a failure; a passing waived case is ``xpass``; a waiver that
+matches no case is reported. A waived cell never counts towards a level.
 """
 
 from __future__ import annotations
 
 import re
 from dataclasses import dataclass, replace
-from datetime import date, timedelta
+from datetime import date, datetime, timedelta, timezone
 from fnmatch import fnmatchcase
 from typing import TYPE_CHECKING, Any
 
@@ -113,13 +113,17 @@ def parse(table: dict[str, Any], today: date) -> Waiver:
     return Waiver(**table)
 
 
+def _today() -> date:
+    return datetime.now(timezone.utc).date()
+
+
 def load(path: Path, today: date | None = None) -> list[Waiver]:
     """Read a waiver file.
 
     Raises:
         WaiverError: If any entry is not acceptable.
     """
-    return [parse(table, today or date.today()) for table in read_toml(path).get("waiver", [])]
+    return [parse(table, today or _today()) for table in read_toml(path).get("waiver", [])]
 
 
 def apply(
@@ -130,7 +134,7 @@ def apply(
     Returns:
         The cells, and the waivers that matched none of them.
     """
-    now = today or date.today()
+    now = today or _today()
     used: set[int] = set()
     judged = []
     for cell in cells:

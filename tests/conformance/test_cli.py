@@ -72,9 +72,30 @@ def test_selection():
 
 def test_under_pytest(tmp_path):
     done = subprocess.run(
-        [sys.executable, "-m", "pytest", "-q", "-rs", "-p", "no:cacheprovider", "--pyargs", "fmcore_conformance",
-         "--fmcore-backend", "torch", "--fmcore-ops", "math.conj", "--fmcore-dtypes", "bool,complex64", "--fmcore-level", "L2"],
-        capture_output=True, text=True, timeout=240, check=False, cwd=tmp_path,
+        [
+            sys.executable,
+            "-m",
+            "pytest",
+            "-q",
+            "-rs",
+            "-p",
+            "no:cacheprovider",
+            "--pyargs",
+            "fmcore_conformance",
+            "--fmcore-backend",
+            "torch",
+            "--fmcore-ops",
+            "math.conj",
+            "--fmcore-dtypes",
+            "bool,complex64",
+            "--fmcore-level",
+            "L2",
+        ],
+        capture_output=True,
+        text=True,
+        timeout=240,
+        check=False,
+        cwd=tmp_path,
     )
     assert done.returncode == 0, done.stdout + done.stderr
     assert "unsupported_declared" in done.stdout

@@ -44,14 +44,21 @@ def test_every_saboteur_is_caught(family, cases, record_property):
 
 def test_every_kind_has_a_saboteur_in_every_family_it_applies_to():
     planted = {(s.family, s.kind) for s in saboteurs()}
-    missing = [(f, k) for k, about in KINDS.items() for f in about.families if (f, k) not in planted and (f, k) not in ELSEWHERE]
+    missing = [
+        (f, k)
+        for k, about in KINDS.items()
+        for f in about.families
+        if (f, k) not in planted and (f, k) not in ELSEWHERE
+    ]
     assert not missing
 
 
 def test_every_kind_is_named_by_a_case_of_its_family(cases):
     named = {(case.family, kind) for case in cases for kind in case.kinds}
     missing = [
-        (f, k) for k, about in KINDS.items() for f in about.families
+        (f, k)
+        for k, about in KINDS.items()
+        for f in about.families
         if (f, k) not in named and ("engine", k) not in named
     ]
     assert not missing

@@ -47,11 +47,19 @@ def test_levels_build_on_one_another(cell):
 
 def test_the_level_file_covers_every_family():
     assert {(g.level, g.family) for g in gates()} >= {
-        ("L0", "engine"), ("L1", "engine"), ("L1", "math"), ("L2", "attention"), ("L3", "attention"), ("L4", "moe"),
+        ("L0", "engine"),
+        ("L1", "engine"),
+        ("L1", "math"),
+        ("L2", "attention"),
+        ("L3", "attention"),
+        ("L4", "moe"),
     }
 
 
-@pytest.mark.parametrize("why", [{"emulated": "stand-ins"}, {"selection": Selection(dtypes=("bool",))}, {"selection": Selection(ops=("math.*",))}])
+@pytest.mark.parametrize(
+    "why",
+    [{"emulated": "stand-ins"}, {"selection": Selection(dtypes=("bool",))}, {"selection": Selection(ops=("math.*",))}],
+)
 def test_emulated_and_narrowed_runs_grant_nothing(make_statement, cell, why):
     assert make_statement([cell()], **why)["levels"] == {}
     assert make_statement([cell()])["levels"] != {}

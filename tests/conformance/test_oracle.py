@@ -21,7 +21,9 @@ def test_two_derivations_agree(mask, softcap, with_sink):
     value = masks.canonicalize(call.mask.startend, s_q=40, s_k=50, causal=call.mask.causal)
     options = {"softmax_scale": call.scale, "softcap": softcap, "sink": call.sink}
     out, lse = exact_forward(call.q, call.k, call.v, value, **options)
-    ref = attention_oracle.forward(call.q, call.k, call.v, call.visible(), scale=call.scale, softcap=softcap, sink=call.sink)
+    ref = attention_oracle.forward(
+        call.q, call.k, call.v, call.visible(), scale=call.scale, softcap=softcap, sink=call.sink
+    )
     torch.testing.assert_close(out, ref.out, rtol=1e-12, atol=1e-12)
     torch.testing.assert_close(lse, ref.lse, rtol=1e-12, atol=1e-12)
     g = torch.Generator().manual_seed(1)

@@ -12,7 +12,11 @@ from fmcore_conformance.selection import Selection
 from fmcore_conformance.session import RESULTS, Plan, run
 
 MISBEHAVING = "fmcore_conformance.saboteurs.misbehaving"
-CASES = ("attention/tails/close-1x1/float32", "attention/tails/close-127x127/float32", "attention/tails/close-31x300/float32")
+CASES = (
+    "attention/tails/close-1x1/bfloat16",
+    "attention/tails/close-127x127/bfloat16",
+    "attention/tails/no-keys/float32",
+)
 
 
 def plan(out, backend, **more):
@@ -24,14 +28,14 @@ def plan(out, backend, **more):
     ("backend", "verdict", "words", "scale"),
     [
         ("misbehaves_crash", "crash", "SIGSEGV", 1.0),
-        ("misbehaves_hang", "timeout", "no answer within 4.8 s", 0.04),
+        ("misbehaves_hang", "timeout", "no answer within 2.4 s", 0.02),
         ("misbehaves_lose_device", "crash", "illegal memory access", 1.0),
     ],
 )
 def test_what_goes_wrong_is_recorded_and_the_run_goes_on(tmp_path, backend, verdict, words, scale):
     made = run(plan(tmp_path, backend, time_scale=scale), Quiet())
     found = {cell["id"]: cell for cell in made["cells"]}
-    assert [found[case]["verdict"] for case in CASES] == ["pass", verdict, verdict]
+    assert [found[case]["verdict"] for case in CASES] == ["pass", verdict, "pass"]
     assert words in found[CASES[1]]["reason"]
     assert made["emulated"]
     assert made["levels"] == {}
@@ -45,5 +49,5 @@ def test_resume_keeps_what_was_known_and_refuses_another_run(tmp_path):
     (tmp_path / RESULTS).write_text("\n".join(lines))
     made = run(plan(tmp_path, "misbehaves_leave", resume=True), Quiet())
     assert made["counts"] == {"pass": 3}
-    with pytest.raises(ValueError, match="is of another run .differs in backend"):
+    with pytest.raises(ValueError, match=r"is of another run .differs in backend"):
         run(plan(tmp_path, "misbehaves_crash", resume=True), Quiet())

@@ -72,8 +72,23 @@ def test_comparison(make_statement, cell):
     def one(verdict, headroom=8.0, name="a"):
         return cell(f"math/exact/add-{name}/float32", verdict, headroom=headroom)
 
-    older = make_statement([one(Verdict.PASS), one(Verdict.PASS, name="b"), one(Verdict.FAIL, name="c"), one(Verdict.PASS, name="d"), one(Verdict.PASS, name="e")])
-    newer = make_statement([one(Verdict.FAIL), one(Verdict.PASS, 3.9, name="b"), one(Verdict.PASS, name="c"), one(Verdict.PASS, 4.1, name="e")])
+    older = make_statement(
+        [
+            one(Verdict.PASS),
+            one(Verdict.PASS, name="b"),
+            one(Verdict.FAIL, name="c"),
+            one(Verdict.PASS, name="d"),
+            one(Verdict.PASS, name="e"),
+        ]
+    )
+    newer = make_statement(
+        [
+            one(Verdict.FAIL),
+            one(Verdict.PASS, 3.9, name="b"),
+            one(Verdict.PASS, name="c"),
+            one(Verdict.PASS, 4.1, name="e"),
+        ]
+    )
     found = compare.compare(older, newer)
     assert [n.id for _, n in found.newly_failing] == ["math/exact/add-a/float32"]
     assert [n.id for _, n in found.headroom_lost] == ["math/exact/add-b/float32"]

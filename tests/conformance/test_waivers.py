@@ -14,8 +14,12 @@ TODAY = date(2026, 3, 1)
 
 def table(**changes):
     made = {
-        "id": "math/exact/*", "url": "https://example.org/1", "owner": "someone", "reason": "a known defect",
-        "versions": ">=1.0,<2", "expires": TODAY + timedelta(days=30),
+        "id": "math/exact/*",
+        "url": "https://example.org/1",
+        "owner": "someone",
+        "reason": "a known defect",
+        "versions": ">=1.0,<2",
+        "expires": TODAY + timedelta(days=30),
     }
     return {**made, **changes}
 

@@ -10,6 +10,7 @@ import torch
 import fmcore
 from fmcore_conformance.cases import attention_inputs as inputs
 from fmcore_conformance.cases import attention_oracle as oracle
+from fmcore_conformance.cases.attention_masks import RawMask
 from fmcore_conformance.cases.attention_probes import check_contract, check_masked_rows
 from fmcore_conformance.measure import check_absolute, check_bits, check_rows, exact, wide
 from fmcore_conformance.model import Measurement, Mismatch
@@ -37,7 +38,10 @@ def check_forward(call: Call, out: Tensor, lse: Tensor, ref: oracle.Forward, dty
     floor = score_floor(dtype) * ref.out.norm(dim=-1) * ref.max_score.transpose(1, 2)
     found = check_rows(out, ref.out, units=ATTENTION_FORWARD[dtype], dtype=dtype, what="out", floor=floor)
     bound = torch.tensor(
-        [lse_bound(dtype, v, m) for v, m in zip(ref.lse.reshape(-1).tolist(), ref.max_score.reshape(-1).tolist(), strict=True)],
+        [
+            lse_bound(dtype, v, m)
+            for v, m in zip(ref.lse.reshape(-1).tolist(), ref.max_score.reshape(-1).tolist(), strict=True)
+        ],
         dtype=torch.float64,
     ).reshape(ref.lse.shape)
     found.append(check_absolute(lse, ref.lse, bound, "lse"))
@@ -75,7 +79,9 @@ def backward(
     if only_lse:
         dout = torch.zeros(out.shape, dtype=out.dtype)
     seen = ref.lse.isfinite()
-    dlse = torch.randn(lse.shape, generator=g, dtype=torch.float64).to(lse.dtype) * seen if with_lse or only_lse else None
+    dlse = (
+        torch.randn(lse.shape, generator=g, dtype=torch.float64).to(lse.dtype) * seen if with_lse or only_lse else None
+    )
     # The gradients are handed over directly: a loss computed from out would round them once more.
     wanted = [*leaves, *([sink] if sink is not None else [])]
     outputs, gradients = [out], [target.put(dout)]
@@ -85,7 +91,7 @@ def backward(
         outputs, gradients = [lse], gradients[1:]
         wanted = [leaves[0], leaves[1]] + ([sink] if sink is not None else [])
     grads = list(torch.autograd.grad(outputs, wanted, gradients, allow_unused=True))
-    back = oracle.backward(ref, call.q, call.k, call.v, dout, dlse, call.sink)
+    back = oracle.backward(ref, call.q, call.k, call.v, dout, dlse, call.sink, dtype=dtype)
     names: list[tuple[str, Tensor, Tensor]] = [("dq", back.dq, back.floor_q), ("dk", back.dk, back.floor_k)]
     if not only_lse:
         names.append(("dv", back.dv, back.floor_v))
@@ -99,7 +105,7 @@ def backward(
     if sink is not None and back.dsink is not None:
         if grads[-1] is None:
             raise Mismatch("dsink is missing: no gradient reaches the sink")
-        size = _sink_size(ref, back, call, dout, dlse)
+        size = _sink_size(ref, call, dout, dlse)
         found.append(check_absolute(grads[-1], back.dsink, 8 * _unit(dtype) * size, "dsink"))
     return found
 
@@ -109,7 +115,7 @@ def _unit(dtype: str) -> float:
     return max(ATTENTION_BACKWARD[dtype] / 4, 1.0) * torch.finfo(getattr(torch, dtype)).eps / 2
 
 
-def _sink_size(ref: oracle.Forward, back: oracle.Backward, call: Call, dout: Tensor, dlse: Tensor | None) -> Tensor:
+def _sink_size(ref: oracle.Forward, call: Call, dout: Tensor, dlse: Tensor | None) -> Tensor:
     """Sum of the magnitudes that cancel in dsink, per head."""
     if call.sink is None:
         raise ValueError("the call has no sink")
@@ -131,11 +137,13 @@ def layouts(target: Target, call: Call, dtype: str, layout: str) -> list[Measure
     out, lse = replace(call, q=leaves[0], k=leaves[1], v=leaves[2]).run(target)
     dout = inputs.normal(target.generator("layout"), *out.shape, dtype=dtype)
     grads = torch.autograd.grad(out, leaves, change(target.put(dout)))
-    back = oracle.backward(ref, call.q, call.k, call.v, dout)
+    back = oracle.backward(ref, call.q, call.k, call.v, dout, dtype=dtype)
     for name, got, want, floor in zip(
         ("dq", "dk", "dv"), grads, (back.dq, back.dk, back.dv), (back.floor_q, back.floor_k, back.floor_v), strict=True
     ):
-        found += check_rows(got, want, units=ATTENTION_BACKWARD[dtype], dtype=dtype, what=f"{name} ({layout})", floor=floor)
+        found += check_rows(
+            got, want, units=ATTENTION_BACKWARD[dtype], dtype=dtype, what=f"{name} ({layout})", floor=floor
+        )
     return found
 
 
@@ -155,13 +163,13 @@ def far(target: Target, call: Call, dtype: str) -> list[Measurement]:
 
 
 def long_accumulation(target: Target, dtype: str) -> list[Measurement]:
-    """A mean over 4096 equal weights: accumulated in the low precision it stalls, in fp32 it is right to one rounding."""
+    """A mean over 4096 equal weights: in low precision the sum stalls, in fp32 it is right to one rounding."""
     s_k, d = 4096, 32
     g = target.generator("long accumulation")
     q = torch.zeros(1, 3, 1, d, dtype=getattr(torch, dtype))
     k = inputs.normal(g, 1, s_k, 1, d, dtype=dtype)
     v = (1 + 0.25 * torch.rand(1, s_k, 1, d, generator=g, dtype=torch.float64)).to(q.dtype)
-    call = inputs.Call(target.put(q), target.put(k), target.put(v), inputs.attention_masks.RawMask(None, False, 3, s_k), d**-0.5)
+    call = inputs.Call(target.put(q), target.put(k), target.put(v), RawMask(None, False, 3, s_k), d**-0.5)
     return forward(target, call, dtype)
 
 
@@ -199,7 +207,7 @@ def training(target: Target, call: Call, dtype: str) -> list[Measurement]:
     q = call.q.detach().clone().requires_grad_()
     k, v = call.k.detach().clone().requires_grad_(), call.v.detach().clone().requires_grad_()
     first, _ = replace(call, q=q, k=k, v=v).run(target)
-    causal = {"causal": True, "softmax_scale": call.scale}
+    causal: dict[str, Any] = {"causal": True, "softmax_scale": call.scale}
     middle = first + q
     second, lse = target.attention(middle, first, v, **causal)
     weights = inputs.normal(target.generator("training"), *second.shape, dtype=dtype)
@@ -212,7 +220,9 @@ def training(target: Target, call: Call, dtype: str) -> list[Measurement]:
     found: list[Measurement] = []
     for name, got, ref in zip(("dq", "dk", "dv"), grads, want, strict=True):
         floor = ref.norm(dim=-1).amax() * torch.ones(ref.shape[:-1], dtype=torch.float64)
-        found += check_rows(got, ref, units=8 * ATTENTION_BACKWARD[dtype], dtype=dtype, what=f"{name} of two layers", floor=floor)
+        found += check_rows(
+            got, ref, units=8 * ATTENTION_BACKWARD[dtype], dtype=dtype, what=f"{name} of two layers", floor=floor
+        )
     return found
 
 

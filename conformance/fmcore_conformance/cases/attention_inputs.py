@@ -124,9 +124,7 @@ def make(
         q[..., 1:] *= 2.0**-8
     k = normal(g, size.b, size.s_k, size.h_kv, size.d, dtype=dtype)
     v = normal(g, size.b, size.s_k, size.h_kv, dv, dtype=dtype)
-    raw = attention_masks.make(
-        mask, s_q=size.s_q, s_k=size.s_k, g=g, batch=size.mask_batch, heads=size.mask_heads
-    )
+    raw = attention_masks.make(mask, s_q=size.s_q, s_k=size.s_k, g=g, batch=size.mask_batch, heads=size.mask_heads)
     extra_sink = torch.randn(size.h_q, generator=g, dtype=torch.float32) if sink else None
     return Call(
         target.put(q),

@@ -4,6 +4,8 @@ Twelve families that packed training uses, and degenerate ones. Built here from 
 ``fmcore.masks``, so that a wrong builder or a wrong canonical form is found as well.
 """
 
+# ruff: noqa: ARG001 (every family is built by the same call)
+
 from __future__ import annotations
 
 from dataclasses import dataclass
@@ -48,8 +50,8 @@ class RawMask:
     def dense(self, rows: slice | None = None) -> Tensor:
         """Visible pairs, bool [batch, heads, rows, s_k], by the rule table of the format.
 
-        ``n = 1``: hidden from row LTS on. ``n = 2``: causal, hidden in [LTS, LTE); otherwise hidden from LTS on and before
-        UTE. ``n = 4``: hidden in [LTS, LTE) and in [UTS, UTE). Causal: hidden where j > i + s_k - s_q.
+        ``n = 1``: hidden from row LTS on. ``n = 2``: causal, hidden in [LTS, LTE); otherwise hidden from LTS on and
+        before UTE. ``n = 4``: hidden in [LTS, LTE) and in [UTS, UTE). Causal: hidden where j > i + s_k - s_q.
         """
         rows = rows or slice(0, self.s_q)
         i = torch.arange(self.s_q)[rows].view(1, 1, -1, 1)
@@ -291,5 +293,9 @@ def make(name: str, *, s_q: int, s_k: int, g: Generator, batch: int = 1, heads: 
         if columns is None:
             return RawMask(None, causal, s_q, s_k)
         planes = columns if columns.shape[0] == heads else columns.expand(heads, -1, -1)
-        items.append(torch.stack([plane.roll(-11 * (b + 3 * h), 0) if not spec.per_head else plane for h, plane in enumerate(planes)]))
+        items.append(
+            torch.stack(
+                [plane.roll(-11 * (b + 3 * h), 0) if not spec.per_head else plane for h, plane in enumerate(planes)]
+            )
+        )
     return RawMask(torch.stack(items).to(torch.int32), causal, s_q, s_k)

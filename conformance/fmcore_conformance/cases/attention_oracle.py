@@ -102,6 +102,8 @@ def backward(
     dout: Tensor,
     dlse: Tensor | None = None,
     sink: Tensor | None = None,
+    *,
+    dtype: str = "float64",
 ) -> Backward:
     """Reference gradients: dS = P (dP - delta + dlse), through the soft cap and the scale.
 
@@ -113,6 +115,8 @@ def backward(
         dout: Gradient of out, [b, s_q, h_q, dv].
         dlse: Gradient of lse, [b, h_q, s_q], or None.
         sink: The sink, if the forward pass had one.
+        dtype: Tested dtype. Probabilities and their gradients enter products in it, and below its smallest normal
+            number they keep an absolute accuracy only: that number is added to their magnitudes in the floors.
     """
     h_q, h_kv = q.shape[2], k.shape[2]
     Q, K, V = _heads_first(q, h_q), _heads_first(k, h_q), _heads_first(v, h_q)
@@ -122,12 +126,14 @@ def backward(
     delta = (dO * O).sum(-1)
     dS = ref.p * (dP + (dl - delta).unsqueeze(-1)) * ref.cap
     size = ref.p * (dP.abs() + (delta.abs() + dl.abs()).unsqueeze(-1)) * ref.cap
+    tiny = float(torch.finfo(getattr(torch, dtype)).tiny) * (ref.p > 0)
+    size = size + tiny
     dq = ref.scale * torch.einsum("bhij,bhjd->bhid", dS, K)
     dk = ref.scale * torch.einsum("bhij,bhid->bhjd", dS, Q)
     dv = torch.einsum("bhij,bhid->bhjd", ref.p, dO)
     floor_q = ref.scale * torch.einsum("bhij,bhjd->bhid", size, K.abs())
     floor_k = ref.scale * torch.einsum("bhij,bhid->bhjd", size, Q.abs())
-    floor_v = torch.einsum("bhij,bhid->bhjd", ref.p, dO.abs())
+    floor_v = torch.einsum("bhij,bhid->bhjd", ref.p + tiny, dO.abs())
     dsink = None
     if sink is not None:
         share = torch.exp(sink.detach().cpu().to(torch.float64).view(1, h_q, 1) - ref.lse)

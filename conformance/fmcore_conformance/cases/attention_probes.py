@@ -1,5 +1,8 @@
-"""Exact checks of attention: what a closeness test cannot see. One wrongly hidden key among 4096 moves a bf16 row by less
-than its rounding; a count of the visible keys finds it in every dtype."""
+"""Exact checks of attention: what a closeness test cannot see.
+
+One wrongly hidden key among 4096 moves a bf16 row by less than its rounding; a count of the visible keys finds it in
+every dtype.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +13,16 @@ import torch
 
 from fmcore_conformance.cases import attention_inputs as inputs
 from fmcore_conformance.cases import attention_oracle as oracle
-from fmcore_conformance.measure import Untouched, check_bits, check_form, check_no_alias, check_rows, coordinates, exact, wide
+from fmcore_conformance.measure import (
+    Untouched,
+    check_bits,
+    check_form,
+    check_no_alias,
+    check_rows,
+    coordinates,
+    exact,
+    wide,
+)
 from fmcore_conformance.model import Measurement, Mismatch
 from fmcore_conformance.tolerances import ATTENTION_BACKWARD, ATTENTION_FORWARD
 
@@ -53,7 +65,8 @@ def count_probe(target: Target, call: Call) -> list[Measurement]:
         b, h, i = coordinates(flat, lse.shape)
         seen = float(got[b, h, i])
         raise Mismatch(
-            f"{int(wrong.sum())} of {lse.numel()} rows count wrong; first batch {b} head {h} row {i}: exp(lse) = {seen:.6g}, "
+            f"{int(wrong.sum())} of {lse.numel()} rows count wrong; first batch {b} head {h} row {i}: "
+            f"exp(lse) = {seen:.6g}, "
             f"{int(want[b, h, i])} keys are visible ({mask_row(call, b, h, i)})",
             Measurement(float(off[b, h, i]), 0.5, "abs", "visible keys"),
         )
@@ -64,7 +77,9 @@ def mask_row(call: Call, b: int, h: int, i: int) -> str:
     """The visible keys of one row as ranges."""
     row = call.mask.for_heads(call.mask.dense(slice(i, i + 1)), call.h_q)
     visible = row[min(b, row.shape[0] - 1), h, 0]
-    edges = torch.diff(visible.to(torch.int8), prepend=torch.zeros(1, dtype=torch.int8), append=torch.zeros(1, dtype=torch.int8))
+    edges = torch.diff(
+        visible.to(torch.int8), prepend=torch.zeros(1, dtype=torch.int8), append=torch.zeros(1, dtype=torch.int8)
+    )
     starts, ends = (edges == 1).nonzero().flatten().tolist(), (edges == -1).nonzero().flatten().tolist()
     parts = [f"{a}-{e - 1}" for a, e in zip(starts, ends, strict=True)]
     return "keys " + (", ".join(parts[:6]) + (" ..." if len(parts) > 6 else "") or "none")
@@ -87,7 +102,10 @@ def check_masked_rows(out: Tensor, lse: Tensor, nothing: Tensor) -> None:
         raise Mismatch(f"lse at batch, head, row {where} is {float(values[where])}, expected {want}")
     rows = wide(out).transpose(1, 2)[nothing]
     if rows.numel() and not bool((rows == 0).all()):
-        raise Mismatch(f"out of rows that see nothing is not 0: {int((rows != 0).any(-1).sum())} rows, e.g. {rows[rows != 0][0].item()!r}")
+        raise Mismatch(
+            f"out of rows that see nothing is not 0: {int((rows != 0).any(-1).sum())} rows, "
+            f"e.g. {rows[rows != 0][0].item()!r}"
+        )
 
 
 def selection_probe(target: Target, call: Call) -> list[Measurement]:
@@ -108,7 +126,10 @@ def selection_probe(target: Target, call: Call) -> list[Measurement]:
         q = (code[aim] * 16.0).transpose(1, 2)  # [b, s_q, h_q, d]
         k = code.view(1, s_k, 1, d).expand(b, s_k, h_kv, d)
         probe = replace(
-            call, q=target.put(q.to(call.q.dtype).contiguous()), k=target.put(k.to(call.k.dtype).contiguous()), scale=1.0
+            call,
+            q=target.put(q.to(call.q.dtype).contiguous()),
+            k=target.put(k.to(call.k.dtype).contiguous()),
+            scale=1.0,
         )
         out, lse = probe.run(target)
         check_contract(probe, out, lse)
@@ -137,7 +158,7 @@ def _aim(visible: Tensor, turn: str, g: torch.Generator) -> Tensor:
 
 
 def membership_probe(target: Target, call: Call) -> list[Measurement]:
-    """q = 0 and values that spell each key's index in bits: count * out counts the visible keys with each bit set.
+    """Q = 0 and values that spell each key's index in bits: count * out counts the visible keys with each bit set.
 
     Tells which keys are seen, where the count probe tells how many. Needs at most 127 keys in bf16.
     """
@@ -155,7 +176,8 @@ def membership_probe(target: Target, call: Call) -> list[Measurement]:
     if not bool((off < 0.5).all()):
         where = coordinates(int((~(off < 0.5)).reshape(-1).nonzero()[0]), off.shape)
         raise Mismatch(
-            f"batch {where[0]} head {where[1]} row {where[2]}: {float(got[where]):.3f} visible keys have index bit {where[3]} set, "
+            f"batch {where[0]} head {where[1]} row {where[2]}: {float(got[where]):.3f} visible keys have "
+            f"index bit {where[3]} set, "
             f"expected {int(want.expand_as(got)[where])} ({mask_row(call, *where[:3])})",
             Measurement(float(off[where]), 0.5, "abs", "keys by index bit"),
         )
@@ -173,7 +195,7 @@ def sentinel_probe(target: Target, call: Call, dtype: str) -> list[Measurement]:
     v = torch.where(where, torch.full_like(call.v, HUGE_V), call.v).detach().requires_grad_()
     q = call.q.clone().requires_grad_()
     probe = replace(call, q=q, k=k, v=v)
-    out, lse = probe.run(target)
+    out, _ = probe.run(target)
     visible = call.visible().expand(b, h_q, s_q, s_k)
     unaware = ~(visible & columns).any(-1)  # [b, h_q, s_q]
     ref = oracle.forward(q, k, v, visible, scale=call.scale)
@@ -187,7 +209,7 @@ def sentinel_probe(target: Target, call: Call, dtype: str) -> list[Measurement]:
     )
     dout = inputs.normal(target.generator("sentinel"), *out.shape, dtype=dtype).masked_fill(~keep, 0.0)
     dq, dk, dv = torch.autograd.grad(out, (q, k, v), target.put(dout))
-    back = oracle.backward(ref, q, k, v, dout)
+    back = oracle.backward(ref, q, k, v, dout, dtype=dtype)
     bound = ATTENTION_BACKWARD[dtype]
     for name, got, want, floor in (
         ("dq", dq, back.dq, back.floor_q),
@@ -233,7 +255,9 @@ def masked_row_probe(target: Target, call: Call) -> list[Measurement]:
     ):
         values = wide(grad)
         if not bool(values.isfinite().all()):
-            raise Mismatch(f"{name} has {int((~values.isfinite()).sum())} values that are not finite, beside rows that see nothing")
+            raise Mismatch(
+                f"{name} has {int((~values.isfinite()).sum())} values that are not finite, beside rows that see nothing"
+            )
         if not bool((values[dead] == 0).all()):
             raise Mismatch(f"{name} is not exactly 0 where nothing is seen: {values[dead].abs().max().item():.3g}")
     return [exact("rows that see nothing")]
@@ -255,7 +279,9 @@ def memory_probe(target: Target, call: Call) -> list[Measurement]:
     check_contract(probe, out, lse)
     if not bool(out.isfinite().all()):
         raise Mismatch("out is not finite: memory beyond the end of an input was read")
-    dout = inputs.guarded(target.put(inputs.normal(target.generator("memory"), *out.shape, dtype="float32").to(out.dtype)))
+    dout = inputs.guarded(
+        target.put(inputs.normal(target.generator("memory"), *out.shape, dtype="float32").to(out.dtype))
+    )
     watch_dout = Untouched(dout)
     grads = torch.autograd.grad(out, (q, k, v), dout)
     watch.check("attention")
@@ -271,7 +297,11 @@ def memory_probe(target: Target, call: Call) -> list[Measurement]:
 
 def determinism_probe(target: Target, call: Call, repeats: int = 5) -> list[Measurement]:
     """Under ``deterministic=True`` every rerun gives the same bits, forward and backward."""
-    dout = target.put(inputs.normal(target.generator("determinism"), *call.q.shape[:3], call.v.shape[-1], dtype="float32").to(call.q.dtype))
+    dout = target.put(
+        inputs.normal(target.generator("determinism"), *call.q.shape[:3], call.v.shape[-1], dtype="float32").to(
+            call.q.dtype
+        )
+    )
     first: list[Tensor] = []
     for turn in range(repeats):
         q, k, v = (x.clone().requires_grad_() for x in (call.q, call.k, call.v))

@@ -1,4 +1,6 @@
-"""L0 and L1 of a plugin: metadata, a clean import, probes that give reasons, claims that can be evaluated, strictness."""
+"""L0 and L1 of a plugin: metadata, a clean import, probes with reasons, claims that can be evaluated, strictness."""
+
+# ruff: noqa: ARG001 (every check is called with the target)
 
 from __future__ import annotations
 
@@ -72,7 +74,14 @@ def cases(target: Target) -> Iterator[Case]:
     for name, run, kinds in contract:
         yield Case(f"engine/contract/{name}/any", "engine", "any", "L1", run, check_kinds(kinds), mandatory=True)
     for op in ("flashmask_attention", "math.matmul"):
-        yield Case(f"engine/contract/opcheck-{op}/any", "engine", "any", "L1", partial(_opcheck, op), check_kinds(("fake-mismatch",)))
+        yield Case(
+            f"engine/contract/opcheck-{op}/any",
+            "engine",
+            "any",
+            "L1",
+            partial(_opcheck, op),
+            check_kinds(("fake-mismatch",)),
+        )
 
 
 def _names(target: Target) -> list[str]:
@@ -80,7 +89,13 @@ def _names(target: Target) -> list[str]:
 
 
 def _child(code: str) -> str:
-    done = subprocess.run([sys.executable, "-W", "error::UserWarning", "-c", code], capture_output=True, text=True, timeout=120, check=False)
+    done = subprocess.run(
+        [sys.executable, "-W", "error::UserWarning", "-c", code],
+        capture_output=True,
+        text=True,
+        timeout=120,
+        check=False,
+    )
     if done.returncode != 0:
         raise Mismatch(f"a fresh process ended with status {done.returncode}: {done.stderr.strip()[-400:]}")
     return done.stdout
@@ -134,7 +149,10 @@ def _claims(target: Target) -> list[Measurement]:
     features = ops.feature_names()
     broken = [b for b in REGISTRY.snapshot.broken if b.backend in _names(target)]
     if broken:
-        raise Mismatch(f"{broken[0].backend}: {broken[0].op} {broken[0].name} was refused at registration: {broken[0].why.strip()[-300:]}")
+        raise Mismatch(
+            f"{broken[0].backend}: {broken[0].op} {broken[0].name} was refused at registration: "
+            f"{broken[0].why.strip()[-300:]}"
+        )
     for name in _names(target):
         for impl in impls_of(name):
             json.dumps(impl.caps.to_json())
@@ -158,10 +176,14 @@ def _strict(target: Target) -> list[Measurement]:
     """A backend that cannot serve a call raises when it is named; nobody else answers."""
     name = target.backend or "no-such-backend"
     try:
-        fmcore.flashmask_attention(*(target.put(torch.zeros(1, 4, 1, 8, dtype=torch.int64)) for _ in range(3)), backend=name)
+        fmcore.flashmask_attention(
+            *(target.put(torch.zeros(1, 4, 1, 8, dtype=torch.int64)) for _ in range(3)), backend=name
+        )
     except (UnsupportedError, ValueError):
         return [exact("strict")]
-    raise Mismatch(f"attention on int64 tensors was answered although backend={name!r} was named and claims no such thing")
+    raise Mismatch(
+        f"attention on int64 tensors was answered although backend={name!r} was named and claims no such thing"
+    )
 
 
 def _preference(target: Target) -> list[Measurement]:
@@ -191,7 +213,10 @@ def _fake(target: Target) -> list[Measurement]:
 
     if not _serves_attention(target):
         return [exact("no attention to fake")]
-    q, k = target.put(torch.randn(2, 9, 4, 16).to(torch.bfloat16)), target.put(torch.randn(2, 11, 2, 16).to(torch.bfloat16))
+    q, k = (
+        target.put(torch.randn(2, 9, 4, 16).to(torch.bfloat16)),
+        target.put(torch.randn(2, 11, 2, 16).to(torch.bfloat16)),
+    )
     real = target.attention(q, k, k, causal=True)
     with FakeTensorMode() as mode:
         fake = target.attention(*(mode.from_tensor(x) for x in (q, k, k)), causal=True)
@@ -201,7 +226,7 @@ def _fake(target: Target) -> list[Measurement]:
 
 
 def _opcheck(op: str, target: Target) -> list[Measurement]:
-    """torch's own check of the registered op: schema, fake, autograd registration."""
+    """Torch's own check of the registered op: schema, fake, autograd registration."""
     from torch.library import opcheck
 
     from fmcore import ops
@@ -212,7 +237,9 @@ def _opcheck(op: str, target: Target) -> list[Measurement]:
             return [exact("no attention to check")]
         q = target.put(torch.randn(1, 8, 2, 16))
         with fmcore.use(*([target.backend] if target.backend else [])):
-            compiled = torch.compile(lambda q: fmcore.flashmask_attention(q, q, q, causal=True), backend="eager", fullgraph=True)
+            compiled = torch.compile(
+                lambda q: fmcore.flashmask_attention(q, q, q, causal=True), backend="eager", fullgraph=True
+            )
             check_form(compiled(q), q.shape, q.dtype, "traced attention")
         return [exact("traced")]
     if target.backend is not None and not any(i.op == op for i in impls_of(target.backend)):

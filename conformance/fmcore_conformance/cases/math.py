@@ -7,13 +7,16 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from fmcore.math._canon import canonical
 from fmcore.ops.math import DTYPES as MATH_DTYPES
 from fmcore.ops.math import OPS
+from fmcore.reference.math import ORACLE
 from fmcore_conformance.cases import math_checks as checks
 from fmcore_conformance.cases import math_samples as inputs
 from fmcore_conformance.cases.math_behaviour import behaviour
 from fmcore_conformance.cases.math_samples import Sample
 from fmcore_conformance.kinds import check_kinds
+from fmcore_conformance.measure import check_bits
 from fmcore_conformance.model import DTYPES, Case, Measurement
 
 if TYPE_CHECKING:
@@ -69,7 +72,16 @@ def cases(target: Target) -> Iterator[Case]:
     yield from _gradients()
 
 
-def _case(topic: str, op: str, name: str, dtype: str, level: str, run: Callable[[Target], Any], kinds: tuple[str, ...], **more: Any) -> Case:
+def _case(
+    topic: str,
+    op: str,
+    name: str,
+    dtype: str,
+    level: str,
+    run: Callable[[Target], Any],
+    kinds: tuple[str, ...],
+    **more: Any,
+) -> Case:
     return Case(f"math/{topic}/{op}-{name}/{dtype}", f"math.{op}", dtype, level, run, check_kinds(kinds), **more)
 
 
@@ -85,7 +97,18 @@ def _coverage(op: MathOp, dtype: str) -> Case:
         return checks.check_call(target, op.name, first)
 
     kinds = ("wrong-dtype", "input-written", "output-alias", *KINDS_OF_OP.get(op.name, ()))
-    return _case("dtypes", op.name, "call", dtype, "L1", run, kinds, probe_unclaimed=True, may_refuse=not _claims(op, dtype), mandatory=True)
+    return _case(
+        "dtypes",
+        op.name,
+        "call",
+        dtype,
+        "L1",
+        run,
+        kinds,
+        probe_unclaimed=True,
+        may_refuse=not _claims(op, dtype),
+        mandatory=True,
+    )
 
 
 #: Which topic (and so which must-pass list) the further samples of an op belong to.
@@ -104,7 +127,9 @@ def _more_samples() -> Iterator[Case]:
                 kinds.append("bf16-truncation")
             if op.kind == "reduction":
                 kinds.append("axis")
-            yield _case(TOPIC.get(op.kind, "exact"), op.name, "shapes", dtype, "L2", partial(_rest, op, dtype), tuple(kinds))
+            yield _case(
+                TOPIC.get(op.kind, "exact"), op.name, "shapes", dtype, "L2", partial(_rest, op, dtype), tuple(kinds)
+            )
 
 
 def _rest(op: MathOp, dtype: str, target: Target) -> list[Measurement]:
@@ -120,26 +145,45 @@ def _special() -> Iterator[Case]:
         if op in ("maximum", "minimum"):
             kinds.append("nan-swallowed")
         for dtype in REALS:
-            yield _case("special", op, f"values-{i}", dtype, "L2", partial(_special_values, op, values, expected, dtype), tuple(kinds))
+            yield _case(
+                "special",
+                op,
+                f"values-{i}",
+                dtype,
+                "L2",
+                partial(_special_values, op, values, expected, dtype),
+                tuple(kinds),
+            )
     for i, (name, z, want) in enumerate(inputs.COMPLEX_SPECIALS):
         kinds = ["branch-cut", "signed-zero"] + (["conj-dropped"] if name == "conj" else [])
         for dtype in ("complex64", "complex128"):
-            yield _case("special", name, f"complex-values-{i}", dtype, "L2", partial(_special_values, name, (z,), want, dtype), tuple(kinds))
+            yield _case(
+                "special",
+                name,
+                f"complex-values-{i}",
+                dtype,
+                "L2",
+                partial(_special_values, name, (z,), want, dtype),
+                tuple(kinds),
+            )
     nan = float("nan")
     rows = [[1.0, nan, 3.0], [nan, 1.0, nan], [2.0, 5.0, 5.0]]
     for dtype in REALS:
         kind = getattr(torch, dtype)
-        for op, want in (
+        for op, best in (
             ("max", torch.tensor([nan, nan, 5.0]).to(kind)),
             ("min", torch.tensor([nan, nan, 2.0]).to(kind)),
             ("argmax", torch.tensor([1, 0, 1])),
             ("argmin", torch.tensor([1, 0, 0])),
         ):
-            kinds = ("nan-swallowed", *(("tie-break",) if op.startswith("arg") else ()))
-            yield _case("special", op, "nan-and-ties", dtype, "L2", partial(_nan_rows, op, rows, want, dtype), kinds)
+            kinds = ["nan-swallowed"] + (["tie-break"] if op.startswith("arg") else [])
+            run = partial(_nan_rows, op, rows, best, dtype)
+            yield _case("special", op, "nan-and-ties", dtype, "L2", run, tuple(kinds))
 
 
-def _special_values(op: str, values: tuple[list[Any], ...], expected: list[Any], dtype: str, target: Target) -> list[Measurement]:
+def _special_values(
+    op: str, values: tuple[list[Any], ...], expected: list[Any], dtype: str, target: Target
+) -> list[Measurement]:
     return checks.check_special(target, op, values, expected, dtype)
 
 
@@ -162,7 +206,16 @@ def _sweeps() -> Iterator[Case]:
             kinds = ("divide-rounding",) if op.name == "divide" else ()
             yield _case("pointwise", op.name, what, dtype, "L2", partial(_sweep, op, dtype), kinds)
     for dtype in HALVES:
-        yield _case("pointwise", "astype", "all-roundings", dtype, "L2", partial(_roundings, dtype), ("bf16-truncation",), mandatory=True)
+        yield _case(
+            "pointwise",
+            "astype",
+            "all-roundings",
+            dtype,
+            "L2",
+            partial(_roundings, dtype),
+            ("bf16-truncation",),
+            mandatory=True,
+        )
 
 
 def _sweep(op: MathOp, dtype: str, target: Target) -> list[Measurement]:
@@ -180,12 +233,14 @@ def _roundings(dtype: str, target: Target) -> list[Measurement]:
     values = values[values.isfinite()].sort().values.unique()
     middle = (values[:-1].to(torch.float64) + values[1:].to(torch.float64)) / 2
     x = middle.to(torch.float32)
-    x = torch.cat([x, torch.nextafter(x, torch.full_like(x, torch.inf)), torch.nextafter(x, torch.full_like(x, -torch.inf))])
+    x = torch.cat(
+        [x, torch.nextafter(x, torch.full_like(x, torch.inf)), torch.nextafter(x, torch.full_like(x, -torch.inf))]
+    )
     kind = getattr(torch, dtype)
     got = target.math("astype")(target.put(x), kind)
-    nearest = checks.canonical  # the oracle rounds by its own integer arithmetic, not by torch's cast
-    tensors, params = nearest("astype", (x, kind), {})
-    want = checks.ORACLE["astype"](*tensors, **params)
+    # The oracle rounds by its own integer arithmetic, not by torch's cast.
+    tensors, params = canonical("astype", (x, kind), {})
+    want = ORACLE["astype"](*tensors, **params)
     return [checks.check_same(got, want.to(kind), f"float32 to {dtype}")]
 
 
@@ -193,13 +248,24 @@ def _lengths() -> Iterator[Case]:
     for dtype in (*REALS, "complex64", "complex128"):
         for op in ("sum", "mean", "matmul"):
             kinds = ("low-accumulation",) if dtype in HALVES else ()
-            yield _case("reduce", op, "4096-terms", dtype, "L2", partial(_long, op, dtype), kinds, mandatory=dtype == "bfloat16")
+            yield _case(
+                "reduce", op, "4096-terms", dtype, "L2", partial(_long, op, dtype), kinds, mandatory=dtype == "bfloat16"
+            )
     for dtype in REALS:
         for op in ("logsumexp", "softmax", "log_softmax"):
             yield _case("reduce", op, "large-logits", dtype, "L2", partial(_large, op, dtype), ("large-logits",))
     for dtype in ("complex64", "complex128"):
         for op in ("matmul", "multiply"):
-            yield _case("reduce", op, "imaginary", dtype, "L2", partial(_imaginary, op, dtype), ("complex-real-only", "conj-dropped"), mandatory=dtype == "complex64")
+            yield _case(
+                "reduce",
+                op,
+                "imaginary",
+                dtype,
+                "L2",
+                partial(_imaginary, op, dtype),
+                ("complex-real-only", "conj-dropped"),
+                mandatory=dtype == "complex64",
+            )
 
 
 def _long(op: str, dtype: str, target: Target) -> list[Measurement]:
@@ -228,13 +294,32 @@ def _imaginary(op: str, dtype: str, target: Target) -> list[Measurement]:
 
     x, y = gaussian(8, 24), gaussian(24, 6) if op == "matmul" else gaussian(8, 24)
     got = target.math(op)(target.put(x), target.put(y))
-    want = checks.ORACLE[op](x, y).to(kind)
+    want = ORACLE[op](x, y).to(kind)
     # Sums of products of integers below 8: exact in either dtype, whatever the order. Zeros may have either sign.
-    return [checks.check_bits(got.cpu() + 0.0, want.contiguous() + 0.0, f"{op} of Gaussian integers")]
+    return [check_bits(got.cpu() + 0.0, want.contiguous() + 0.0, f"{op} of Gaussian integers")]
 
 
 def _layouts() -> Iterator[Case]:
-    for op in ("add", "exp", "where", "astype", "sum", "max", "argmax", "cumulative_sum", "softmax", "matmul", "grouped_matmul", "fft", "rms_norm", "rotary", "swiglu", "conj", "multiply", "logical_and"):
+    for op in (
+        "add",
+        "exp",
+        "where",
+        "astype",
+        "sum",
+        "max",
+        "argmax",
+        "cumulative_sum",
+        "softmax",
+        "matmul",
+        "grouped_matmul",
+        "fft",
+        "rms_norm",
+        "rotary",
+        "swiglu",
+        "conj",
+        "multiply",
+        "logical_and",
+    ):
         for dtype in ("bool", "bfloat16", "float32", "complex64"):
             if not _claims(OPS[op], dtype):
                 continue
@@ -262,7 +347,7 @@ def _gradients() -> Iterator[Case]:
         if not op.gradients or op.name in ("maximum", "minimum", "max", "min", "abs", "angle"):
             continue
         for dtype in ("bfloat16", "float32", "float64", "complex64"):
-            if _claims(op, dtype) and not (op.name == "astype"):
+            if _claims(op, dtype) and op.name != "astype":
                 yield _case("grad", op.name, "differences", dtype, "L3", partial(_gradient, op, dtype), ())
     for op_name in ("maximum", "minimum", "max", "min", "abs"):
         yield _case("grad", op_name, "differences", "float32", "L3", partial(_gradient, OPS[op_name], "float32"), ())

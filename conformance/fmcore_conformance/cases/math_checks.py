@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from typing import TYPE_CHECKING, Any
 
-import numpy
+import numpy as np
 import torch
 
 from fmcore.math._canon import canonical
@@ -50,7 +50,9 @@ def check_call(target: Target, name: str, sample: Sample) -> list[Measurement]:
     op = OPS[name]
     sample = moved(target, sample)
     inputs = tensors_of(sample)
-    host = Sample(sample.label, tuple(a.cpu() if isinstance(a, torch.Tensor) else a for a in sample.args), sample.kwargs)
+    host = Sample(
+        sample.label, tuple(a.cpu() if isinstance(a, torch.Tensor) else a for a in sample.args), sample.kwargs
+    )
     try:
         tensors, params = canonical(name, host.args, host.kwargs)
     except RuntimeError:
@@ -77,11 +79,13 @@ def oracle_of(name: str, tensors: tuple[Any, ...], params: dict[str, Any]) -> An
     """The literal oracle; for transforms beyond 64 points NumPy's in complex128, whose error grows with log n only."""
     if OPS[name].kind != "fft" or params["n"] <= 64:
         return ORACLE[name](*tensors, **params)
-    result = getattr(numpy.fft, name)(wide(tensors[0]).numpy(), n=params["n"], axis=params["axis"], norm=params["norm"])
+    result = getattr(np.fft, name)(wide(tensors[0]).numpy(), n=params["n"], axis=params["axis"], norm=params["norm"])
     return torch.from_numpy(result)
 
 
-def compare(name: str, got: Tensor, want: Tensor, length: int, what: str, *, from_complex: bool = False) -> list[Measurement]:
+def compare(
+    name: str, got: Tensor, want: Tensor, length: int, what: str, *, from_complex: bool = False
+) -> list[Measurement]:
     """Values against the wide oracle, by the op's accuracy class; bool and integers always bit for bit."""
     op = OPS[name]
     if not (got.is_floating_point() or got.is_complex()):
@@ -126,21 +130,33 @@ def check_norm(got: Tensor, want: Tensor, what: str) -> Measurement:
     if not worst <= COMPLEX_NORM_UNITS:
         flat = int(units.reshape(-1).argmax())
         raise Mismatch(
-            f"{what}: {worst:.3g} u off: {wide(got).reshape(-1)[flat].item()}, expected {want.reshape(-1)[flat].item()}",
+            f"{what}: {worst:.3g} u off: {wide(got).reshape(-1)[flat].item()}, "
+            f"expected {want.reshape(-1)[flat].item()}",
             measurement,
         )
     return measurement
 
 
-def check_special(target: Target, name: str, inputs: tuple[list[Any], ...], expected: list[Any], dtype: str) -> list[Measurement]:
+def check_special(
+    target: Target, name: str, inputs: tuple[list[Any], ...], expected: list[Any], dtype: str
+) -> list[Measurement]:
     """Literal special values: NaN, infinities and signed zeros exactly, the rest within the op's bound."""
     kind = getattr(torch, dtype)
-    args = tuple(target.put(torch.tensor(v, dtype=torch.complex128 if kind.is_complex else torch.float64).to(kind)) for v in inputs)
+    args = tuple(
+        target.put(torch.tensor(v, dtype=torch.complex128 if kind.is_complex else torch.float64).to(kind))
+        for v in inputs
+    )
     got = target.math(name)(*args).detach().cpu().resolve_conj().resolve_neg()
     want = torch.tensor(expected, dtype=torch.complex128 if got.is_complex() else torch.float64)
     g, w = (torch.view_as_real(x).reshape(-1) if x.is_complex() else x for x in (wide(got), want))
-    scale = torch.view_as_real(torch.nan_to_num(want)).abs().amax(-1).repeat_interleave(2) if want.is_complex() else want.abs()
-    part = torch.float32 if got.dtype == torch.complex64 else torch.float64 if got.dtype == torch.complex128 else got.dtype
+    scale = (
+        torch.view_as_real(torch.nan_to_num(want)).abs().amax(-1).repeat_interleave(2)
+        if want.is_complex()
+        else want.abs()
+    )
+    part = (
+        torch.float32 if got.dtype == torch.complex64 else torch.float64 if got.dtype == torch.complex128 else got.dtype
+    )
     room = 16 * torch.finfo(part).eps * scale.clamp(max=1e300)
     # A zero part of a non-zero complex number may be a rounding residue, except where the op only moves bits.
     strict = (scale == 0) | torch.tensor(not want.is_complex() or name in ("conj", "negative"))
@@ -174,7 +190,11 @@ def check_exact_value(got: Any, want: Any, what: str) -> list[Measurement]:
 
 def check_layout(target: Target, name: str, sample: Sample, change: Callable[[Tensor], Tensor]) -> list[Measurement]:
     """The same values in other memory: exactly what the contiguous call gives, or within the bound of the oracle."""
-    changed = Sample(sample.label, tuple(change(target.put(a)) if isinstance(a, torch.Tensor) else a for a in sample.args), sample.kwargs)
+    changed = Sample(
+        sample.label,
+        tuple(change(target.put(a)) if isinstance(a, torch.Tensor) else a for a in sample.args),
+        sample.kwargs,
+    )
     return check_call(target, name, changed)
 
 
@@ -185,8 +205,12 @@ def check_gradient(target: Target, name: str, sample: Sample, dtype: str) -> lis
     """
     op = OPS[name]
     sample = moved(target, sample)
-    tensors, params = canonical(name, tuple(a.cpu() if isinstance(a, torch.Tensor) else a for a in sample.args), sample.kwargs)
-    wanted = [i for i, (role, t) in enumerate(zip(op.roles, tensors, strict=True)) if role in op.gradients and t is not None]
+    tensors, params = canonical(
+        name, tuple(a.cpu() if isinstance(a, torch.Tensor) else a for a in sample.args), sample.kwargs
+    )
+    wanted = [
+        i for i, (role, t) in enumerate(zip(op.roles, tensors, strict=True)) if role in op.gradients and t is not None
+    ]
     leaves = {i: target.put(tensors[i]).detach().clone().requires_grad_() for i in wanted}
     call = [leaves.get(i, target.put(t) if isinstance(t, torch.Tensor) else t) for i, t in enumerate(tensors)]
     got = _canonical_call(target, name, call, params)
@@ -198,7 +222,10 @@ def check_gradient(target: Target, name: str, sample: Sample, dtype: str) -> lis
     def loss(*changed: Any) -> float:
         out = ORACLE[name](*changed, **params)
         parts = [r for r in (out if isinstance(out, tuple) else (out,)) if r.is_floating_point() or r.is_complex()]
-        return sum(float((wide(w).conj() * r).real.sum() if r.is_complex() else (wide(w) * r).sum()) for w, r in zip(weights, parts, strict=True))
+        return sum(
+            float((wide(w).conj() * r).real.sum() if r.is_complex() else (wide(w) * r).sum())
+            for w, r in zip(weights, parts, strict=True)
+        )
 
     found: list[Measurement] = []
     for (i, leaf), grad in zip(leaves.items(), grads, strict=True):
@@ -206,7 +233,14 @@ def check_gradient(target: Target, name: str, sample: Sample, dtype: str) -> lis
         if grad is None:
             raise Mismatch(f"{name}: no gradient reaches {role}")
         check_form(grad, leaf.shape, leaf.dtype, f"gradient of {role}")
-        want = _differences(loss, [wide(t) if isinstance(t, torch.Tensor) and (t.is_floating_point() or t.is_complex()) else t for t in tensors], i)
+        want = _differences(
+            loss,
+            [
+                wide(t) if isinstance(t, torch.Tensor) and (t.is_floating_point() or t.is_complex()) else t
+                for t in tensors
+            ],
+            i,
+        )
         found += _compare_gradient(name, role, grad, want, dtype)
     return found
 
@@ -219,7 +253,11 @@ def _canonical_call(target: Target, name: str, tensors: list[Any], params: dict[
 
 def _draw_like(g: torch.Generator, r: Tensor) -> Tensor:
     x = torch.randn(r.shape, generator=g, dtype=torch.float64)
-    return torch.complex(x, torch.randn(r.shape, generator=g, dtype=torch.float64)).to(r.dtype) if r.is_complex() else x.to(r.dtype)
+    return (
+        torch.complex(x, torch.randn(r.shape, generator=g, dtype=torch.float64)).to(r.dtype)
+        if r.is_complex()
+        else x.to(r.dtype)
+    )
 
 
 def _differences(loss: Callable[..., float], tensors: list[Any], which: int, step: float = 1e-6) -> Tensor:
@@ -231,7 +269,11 @@ def _differences(loss: Callable[..., float], tensors: list[Any], which: int, ste
         for h in (step, -step):
             moved_flat = flat.clone()
             moved_flat[j] += h
-            y = torch.view_as_complex(moved_flat.reshape(*x.shape, 2)) if x.is_complex() else moved_flat.reshape(x.shape)
+            y = (
+                torch.view_as_complex(moved_flat.reshape(*x.shape, 2))
+                if x.is_complex()
+                else moved_flat.reshape(x.shape)
+            )
             values.append(loss(*tensors[:which], y, *tensors[which + 1 :]))
         out[j] = (values[0] - values[1]) / (2 * step)
     return torch.view_as_complex(out.reshape(*x.shape, 2)) if x.is_complex() else out.reshape(x.shape)
@@ -247,7 +289,8 @@ def _compare_gradient(name: str, role: str, got: Tensor, want: Tensor, dtype: st
         flat = int((wide(got) - want).abs().reshape(-1).argmax())
         raise Mismatch(
             f"{name}: gradient of {role} off by {error:.3g} of its rms at element {flat}: "
-            f"{wide(got).reshape(-1)[flat].item()}, expected {want.reshape(-1)[flat].item()}, at most {bound:.3g} allowed",
+            f"{wide(got).reshape(-1)[flat].item()}, expected {want.reshape(-1)[flat].item()}, "
+            f"at most {bound:.3g} allowed",
             measurement,
         )
     return [measurement]

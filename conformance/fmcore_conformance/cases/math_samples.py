@@ -28,7 +28,7 @@ class Sample:
 
 
 def draw(g: Generator, shape: tuple[int, ...], dtype: str, *, positive: bool = False) -> Tensor:
-    """Values of a dtype: bits for bool, the whole of int8, small integers otherwise, normal values rounded to a float."""
+    """Values of a dtype: bits for bool, all of int8, small integers otherwise, normal values rounded to a float."""
     kind = getattr(torch, dtype)
     if kind == torch.bool:
         return torch.randint(0, 2, shape, generator=g).bool()
@@ -69,12 +69,10 @@ def _binary(name: str, dtype: str, g: Generator) -> list[Sample]:
         if name.startswith("bitwise_") and name.endswith("_shift"):
             width = getattr(torch, dtype).itemsize * 8
             return torch.randint(-1, width + 1, shape, generator=g).to(getattr(torch, dtype))
-        y = draw(g, shape, dtype)
-        # Comparisons need equal values among the pairs.
-        return y
+        return draw(g, shape, dtype)
 
     x, y = draw(g, (9, 37), dtype), second((9, 37))
-    if not name.startswith("bitwise_"):
+    if not name.startswith("bitwise_"):  # comparisons need equal values among the pairs
         y[::2, ::3] = x[::2, ::3]
     return [
         Sample("2d", (x, y)),
@@ -114,7 +112,11 @@ def _reduction(name: str, dtype: str, g: Generator) -> list[Sample]:
         x[0], x[1] = torch.zeros((), dtype=x.dtype), torch.ones((), dtype=x.dtype)
     if name in ("cumulative_sum", "softmax", "log_softmax"):
         return [Sample(f"axis{a}", (x,), {"axis": a}) for a in (-1, 1, 0)]
-    found = [Sample("all-axes", (x,)), Sample("axis1", (x,), {"axis": 1}), Sample("axis-1-keepdims", (x,), {"axis": -1, "keepdims": True})]
+    found = [
+        Sample("all-axes", (x,)),
+        Sample("axis1", (x,), {"axis": 1}),
+        Sample("axis-1-keepdims", (x,), {"axis": -1, "keepdims": True}),
+    ]
     if name not in ("argmax", "argmin"):
         found.append(Sample("axes02", (x,), {"axis": (0, 2)}))
     return found
@@ -153,12 +155,21 @@ def _fft(name: str, dtype: str, g: Generator) -> list[Sample]:
     for n in (*range(1, 10), 11, 13, 17, 31, 97, 16, 64, 256, 1024):
         length = n // 2 + 1 if name == "irfft" else n
         found.append(Sample(f"n{n}", (draw(g, (2, length), dtype),), {"n": n}))
-    return [*found, Sample("axis0", (x,), {"axis": 0}), Sample("n-shorter", (x,), {"n": 7}), Sample("n-longer", (x,), {"n": 15})]
+    return [
+        *found,
+        Sample("axis0", (x,), {"axis": 0}),
+        Sample("n-shorter", (x,), {"n": 7}),
+        Sample("n-longer", (x,), {"n": 15}),
+    ]
 
 
 def _rms_norm(dtype: str, g: Generator) -> list[Sample]:
     x = draw(g, (4, 3, 65), dtype)
-    small = x if dtype == "bool" or dtype.startswith("int") else (x.to(torch.complex128 if x.is_complex() else torch.float64) * 2.0**-7).to(x.dtype)
+    small = (
+        x
+        if dtype == "bool" or dtype.startswith("int")
+        else (x.to(torch.complex128 if x.is_complex() else torch.float64) * 2.0**-7).to(x.dtype)
+    )
     return [
         Sample("weight", (x, draw(g, (65,), dtype))),
         Sample("plain", (x,)),
@@ -167,7 +178,9 @@ def _rms_norm(dtype: str, g: Generator) -> list[Sample]:
 
 
 def _tables(s: int, pairs: int, dtype: str) -> tuple[Tensor, Tensor]:
-    angle = torch.arange(s, dtype=torch.float64).unsqueeze(1) * 10000.0 ** (-torch.arange(pairs, dtype=torch.float64) / pairs)
+    angle = torch.arange(s, dtype=torch.float64).unsqueeze(1) * 10000.0 ** (
+        -torch.arange(pairs, dtype=torch.float64) / pairs
+    )
     kind = torch.float64 if dtype == "float64" else torch.float32
     return angle.cos().to(kind), angle.sin().to(kind)
 
@@ -252,10 +265,18 @@ REAL_SPECIALS: tuple[tuple[str, tuple[list[float], ...], list[float]], ...] = (
 
 #: op, input, expected, on and beside the branch cuts.
 COMPLEX_SPECIALS: tuple[tuple[str, list[complex], list[complex]], ...] = (
-    ("log", [complex(-1, 0.0), complex(-1, -0.0), complex(1, -0.0), complex(0, 1)], [complex(0, PI), complex(0, -PI), complex(0, -0.0), complex(0, PI / 2)]),
+    (
+        "log",
+        [complex(-1, 0.0), complex(-1, -0.0), complex(1, -0.0), complex(0, 1)],
+        [complex(0, PI), complex(0, -PI), complex(0, -0.0), complex(0, PI / 2)],
+    ),
     ("sqrt", [complex(-4, 0.0), complex(-4, -0.0), complex(0, 2)], [complex(0, 2), complex(0, -2), complex(1, 1)]),
     ("angle", [complex(-1, 0.0), complex(-1, -0.0), complex(0, -1)], [PI, -PI, -PI / 2]),
-    ("conj", [complex(1, 0.0), complex(1, -0.0), complex(NAN, 2), complex(-0.0, INF)], [complex(1, -0.0), complex(1, 0.0), complex(NAN, -2), complex(-0.0, -INF)]),
+    (
+        "conj",
+        [complex(1, 0.0), complex(1, -0.0), complex(NAN, 2), complex(-0.0, INF)],
+        [complex(1, -0.0), complex(1, 0.0), complex(NAN, -2), complex(-0.0, -INF)],
+    ),
     ("abs", [complex(3, 4), complex(INF, NAN), complex(-0.0, -0.0)], [5.0, INF, 0.0]),
     ("negative", [complex(0.0, -0.0)], [complex(-0.0, 0.0)]),
     ("exp", [complex(0, PI), complex(0, 0), complex(-INF, 0)], [complex(-1, 0), complex(1, 0), complex(0, 0)]),

@@ -67,8 +67,22 @@ def cases(target: Target) -> Iterator[Case]:
     for ranks in SIZES:
         for name in PROPERTIES:
             if ranks < 8 or name in AT_EIGHT:
-                first = ranks == 2 and name in ("D1-D4", "C2", "dispatch/bool", "dispatch/complex64", "combine/bfloat16")
-                yield _case(f"world{ranks}", name, "L4", partial(_world, name, ranks), world=ranks, timeout=240.0, mandatory=first)
+                first = ranks == 2 and name in (
+                    "D1-D4",
+                    "C2",
+                    "dispatch/bool",
+                    "dispatch/complex64",
+                    "combine/bfloat16",
+                )
+                yield _case(
+                    f"world{ranks}",
+                    name,
+                    "L4",
+                    partial(_world, name, ranks),
+                    world=ranks,
+                    timeout=240.0,
+                    mandatory=first,
+                )
     yield _failure("late-rank", worlds.late, 3)
     for how in ("dies", "sleeps"):
         for phase in ("dispatch", "combine"):
@@ -97,14 +111,25 @@ def _kinds(name: str) -> tuple[str, ...]:
 
 def _case(topic: str, name: str, level: str, run: Callable[[Target], Any], **more: Any) -> Case:
     op, dtype = _split(name)
-    return Case(f"moe/{topic}/{name.replace('/', '-')}/{dtype}", op, dtype, level, run, check_kinds(_kinds(name)), **more)
+    return Case(
+        f"moe/{topic}/{name.replace('/', '-')}/{dtype}", op, dtype, level, run, check_kinds(_kinds(name)), **more
+    )
 
 
 def _failure(name: str, run: Callable[[Target, int], list[Measurement]], ranks: int) -> Case:
     def go(target: Target) -> list[Measurement]:
         return run(target, ranks)
 
-    return Case(f"moe/world{ranks}/{name}/any", "moe.dispatch", "any", "L4", go, ("one-sided-error",), world=ranks, timeout=120.0)
+    return Case(
+        f"moe/world{ranks}/{name}/any",
+        "moe.dispatch",
+        "any",
+        "L4",
+        go,
+        ("one-sided-error",),
+        world=ranks,
+        timeout=120.0,
+    )
 
 
 def _local(name: str, target: Target) -> list[Measurement]:
@@ -124,8 +149,20 @@ def _coverage() -> Iterator[Case]:
     for dtype in DTYPES:
         for op, run in (("moe.layout", _layout), ("moe.dispatch", _dispatch), ("moe.combine", _combine)):
             yield Case(
-                f"moe/dtypes/{op.removeprefix('moe.')}-call/{dtype}", op, dtype, "L1", partial(run, dtype),
-                ("wrong-dtype", "output-alias", "input-written", *(("token-duplicated", "row-order") if op == "moe.dispatch" else ())), probe_unclaimed=True, may_refuse=dtype in REFUSED[op], mandatory=True,
+                f"moe/dtypes/{op.removeprefix('moe.')}-call/{dtype}",
+                op,
+                dtype,
+                "L1",
+                partial(run, dtype),
+                (
+                    "wrong-dtype",
+                    "output-alias",
+                    "input-written",
+                    *(("token-duplicated", "row-order") if op == "moe.dispatch" else ()),
+                ),
+                probe_unclaimed=True,
+                may_refuse=dtype in REFUSED[op],
+                mandatory=True,
             )
 
 
@@ -155,7 +192,9 @@ def _dispatch(dtype: str, target: Target) -> list[Measurement]:
     idx, weights = _routes(target)
     x = _payload(dtype, target)
     kept = x.clone()
-    sent = fmcore.moe.dispatch(x, fmcore.moe.layout(idx, 4, backend=target.backend), idx, weights, backend=target.backend)
+    sent = fmcore.moe.dispatch(
+        x, fmcore.moe.layout(idx, 4, backend=target.backend), idx, weights, backend=target.backend
+    )
     rows = sent.x if isinstance(sent.x, torch.Tensor) else sent.x[0]
     check_bits(rows.cpu(), x[[0, 1, 3, 4]].cpu(), "rows")
     rows.view(torch.uint8).bitwise_not_()
@@ -166,7 +205,13 @@ def _dispatch(dtype: str, target: Target) -> list[Measurement]:
 def _combine(dtype: str, target: Target) -> list[Measurement]:
     idx, weights = _routes(target)
     kind = getattr(torch, dtype)
-    sent = fmcore.moe.dispatch(target.put(torch.zeros(5, 1)), fmcore.moe.layout(idx, 4, backend=target.backend), idx, weights, backend=target.backend)
+    sent = fmcore.moe.dispatch(
+        target.put(torch.zeros(5, 1)),
+        fmcore.moe.layout(idx, 4, backend=target.backend),
+        idx,
+        weights,
+        backend=target.backend,
+    )
     y = _payload(dtype, target)[:4].contiguous()
     got, _ = fmcore.moe.combine(y, sent.handle)
     want = torch.zeros(5, 6, dtype=kind)

@@ -25,7 +25,9 @@ SLACK = 6.0
 """Seconds beyond the time-out within which every rank must have raised, on a loaded machine."""
 
 
-def rank_main(group: Any, names: tuple[str, ...], backend: str | None, device: str, load: tuple[str, ...]) -> dict[str, str]:
+def rank_main(
+    group: Any, names: tuple[str, ...], backend: str | None, device: str, load: tuple[str, ...]
+) -> dict[str, str]:
     """In every rank: register what was asked for and run the properties."""
     for module in load:
         importlib.import_module(module).load()

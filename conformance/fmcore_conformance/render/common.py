@@ -87,7 +87,9 @@ def facts(statement: dict[str, Any]) -> list[tuple[str, str]]:
     """Heading facts as pairs."""
     device, source = statement["device"], statement["source"]
     commit = source["commit"]
-    state = f"{commit[:12]}{' with local changes' if source['dirty'] else ''}" if commit else "an installed distribution"
+    state = (
+        f"{commit[:12]}{' with local changes' if source['dirty'] else ''}" if commit else "an installed distribution"
+    )
     rows = [
         ("subject", subject(statement)),
         ("suite", statement["suite"]),
@@ -97,7 +99,12 @@ def facts(statement: dict[str, Any]) -> list[tuple[str, str]]:
         ("run", f"{statement['started']}, {statement['seconds']:.0f} s, seed {statement['selection']['seed']}"),
     ]
     if statement["selection"]["fraction"] != "1":
-        rows.append(("fraction", f"{statement['selection']['fraction']} of the cases; a level needs that nothing on its list was left out"))
+        rows.append(
+            (
+                "fraction",
+                f"{statement['selection']['fraction']} of the cases; a level needs all of its own",
+            )
+        )
     if statement["emulated"]:
         rows.append(("emulated", f"{statement['emulated']}: grants no level"))
     if statement["interrupted"]:

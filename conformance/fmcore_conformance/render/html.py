@@ -1,4 +1,4 @@
-"""A statement as one self-contained HTML page: no script or font from elsewhere, and every text from a plugin escaped."""
+"""A statement as one self-contained HTML page: nothing from elsewhere, and every text from a plugin escaped."""
 
 from __future__ import annotations
 

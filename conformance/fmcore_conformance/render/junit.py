@@ -19,10 +19,14 @@ def render(statement: dict[str, Any]) -> str:
     for cell in cells_of(statement):
         family = cell.family
         if family not in suites:
-            suites[family] = ET.SubElement(root, "testsuite", name=family, tests="0", failures="0", errors="0", skipped="0")
+            suites[family] = ET.SubElement(
+                root, "testsuite", name=family, tests="0", failures="0", errors="0", skipped="0"
+            )
         suite = suites[family]
         _bump(suite, "tests")
-        case = ET.SubElement(suite, "testcase", classname=f"{family}.{cell.op}", name=cell.id, time=f"{(cell.ms or 0) / 1e3:.4f}")
+        case = ET.SubElement(
+            suite, "testcase", classname=f"{family}.{cell.op}", name=cell.id, time=f"{(cell.ms or 0) / 1e3:.4f}"
+        )
         if cell.verdict in BAD:
             tag, counter = ("error", "errors") if cell.verdict in ERRORS else ("failure", "failures")
             _bump(suite, counter)

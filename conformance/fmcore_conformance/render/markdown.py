@@ -44,7 +44,9 @@ def _matrix(statement: dict[str, Any]) -> list[str]:
         "| op | " + " | ".join(SHORT.get(d, d) for d in columns) + " |",
         "|---|" + "---|" * len(columns),
     ]
-    lines += [f"| {escape(op)} | " + " | ".join(_square(row.get(d)) for d in columns) + " |" for op, row in table.items()]
+    lines += [
+        f"| {escape(op)} | " + " | ".join(_square(row.get(d)) for d in columns) + " |" for op, row in table.items()
+    ]
     return lines
 
 

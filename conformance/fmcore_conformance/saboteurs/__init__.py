@@ -1,7 +1,8 @@
 """Backends with one planted fault each: the suite is tested by them, and nobody else sees them.
 
-They are not in the entry points. ``fmcore conform run --load fmcore_conformance.saboteurs --backend sabotage_lse_base_2``
-shows one being caught; ``honest_attention`` is the same code without a fault, and must pass.
+They are not in the entry points. See one caught with
+``fmcore conform run --load fmcore_conformance.saboteurs --backend sabotage_lse_base2 --ops flashmask_attention``;
+``honest_attention`` is the same code without a fault, and must pass.
 """
 
 from __future__ import annotations

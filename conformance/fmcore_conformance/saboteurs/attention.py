@@ -1,5 +1,7 @@
 """Attention saboteurs: a plain dense implementation whose steps are overridden one at a time."""
 
+# ruff: noqa: ARG002, D101 (each class is one planted fault: its name and kind say which; steps share their signatures)
+
 from __future__ import annotations
 
 from typing import TYPE_CHECKING, Any
@@ -63,7 +65,11 @@ class Dense:
         """The block mask applied."""
         if mask.block_mask is None:
             return seen
-        tiles = mask.block_mask.bool().repeat_interleave(128, 2)[:, :, : mask.s_q].repeat_interleave(128, 3)[..., : mask.s_k]
+        tiles = (
+            mask.block_mask.bool()
+            .repeat_interleave(128, 2)[:, :, : mask.s_q]
+            .repeat_interleave(128, 3)[..., : mask.s_k]
+        )
         return seen & tiles
 
     def score(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
@@ -94,12 +100,25 @@ class Dense:
         """Last step of the forward pass."""
         return out, lse
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, *, softmax_scale: float, softcap: float, sink: Tensor | None, deterministic: bool) -> tuple[Tensor, Tensor]:
+    def forward(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Mask,
+        *,
+        softmax_scale: float,
+        softcap: float,
+        sink: Tensor | None,
+        deterministic: bool,
+    ) -> tuple[Tensor, Tensor]:
         """Contract of the op."""
         out, lse, _ = self.attend(q, k, v, mask, softmax_scale, softcap, sink)
         return out, lse
 
-    def attend(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, softcap: float, sink: Tensor | None) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
+    def attend(
+        self, q: Tensor, k: Tensor, v: Tensor, mask: Mask, scale: float, softcap: float, sink: Tensor | None
+    ) -> tuple[Tensor, Tensor, dict[str, Tensor]]:
         """The forward pass with its intermediate values."""
         h_q = q.shape[2]
         seen = self.visible(mask, h_q)
@@ -110,7 +129,11 @@ class Dense:
         p = self.probability(s, lse, seen)
         out = self.product(p, V)
         out, lse = self.finish(out, lse, seen, mask)
-        return out.to(q.dtype).transpose(1, 2).contiguous(), lse, {"Q": Q, "K": K, "V": V, "p": p, "raw": raw, "seen": seen}
+        return (
+            out.to(q.dtype).transpose(1, 2).contiguous(),
+            lse,
+            {"Q": Q, "K": K, "V": V, "p": p, "raw": raw, "seen": seen},
+        )
 
     def lse_gradient(self, dlse: Tensor | None, like: Tensor) -> Tensor:
         """Gradient of lse as the backward pass uses it."""
@@ -137,10 +160,25 @@ class Dense:
         """Last step of the backward pass."""
         return dq, dk, dv
 
-    def backward(self, dout: Tensor, dlse: Tensor | None, q: Tensor, k: Tensor, v: Tensor, out: Tensor, lse: Tensor, mask: Mask, *, softmax_scale: float, softcap: float, sink: Tensor | None, deterministic: bool) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
+    def backward(
+        self,
+        dout: Tensor,
+        dlse: Tensor | None,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        out: Tensor,
+        lse: Tensor,
+        mask: Mask,
+        *,
+        softmax_scale: float,
+        softcap: float,
+        sink: Tensor | None,
+        deterministic: bool,
+    ) -> tuple[Tensor, Tensor, Tensor, Tensor | None]:
         """Contract of the paired backward."""
         h_q, h_kv = q.shape[2], k.shape[2]
-        fresh, _, kept = self.attend(q, k, v, mask, softmax_scale, softcap, sink)
+        _, _, kept = self.attend(q, k, v, mask, softmax_scale, softcap, sink)
         Q, K, V, p, raw = (kept[name] for name in ("Q", "K", "V", "p", "raw"))
         seen = self.backward_mask(mask, kept["seen"])
         if seen is not kept["seen"]:
@@ -164,7 +202,7 @@ class Dense:
         return dq.to(q.dtype).contiguous(), dk.to(k.dtype).contiguous(), dv.to(v.dtype).contiguous(), dsink
 
 
-def _shifted(plane: int, by: int) -> Callable[[Dense, Mask], Tensor]:
+def _shifted(plane: int, by: int) -> Any:
     def planes(self: Dense, mask: Mask) -> Tensor:
         p = Dense.planes(self, mask).clone()
         first, second = (0, 1) if plane < 2 else (2, 3)
@@ -265,7 +303,7 @@ class NoScale(Dense):
     kind = "scale"
 
     def score(self, q: Tensor, k: Tensor, scale: float) -> Tensor:
-        return q.shape[-1] ** -0.5 * (q @ k.transpose(-1, -2))
+        return super().score(q, k, q.shape[-1] ** -0.5)
 
 
 class NoSoftcap(Dense):
@@ -523,7 +561,9 @@ class UnlikeItsFake(Dense):
 def _registration(implementation: type[Dense]) -> Callable[[Registrar], None]:
     def register(registrar: Registrar) -> None:
         made = implementation()
-        registrar.impl("flashmask_attention", name="dense", caps=Caps(dtypes=DTYPES), backward=made.backward)(made.forward)
+        registrar.impl("flashmask_attention", name="dense", caps=Caps(dtypes=DTYPES), backward=made.backward)(
+            made.forward
+        )
 
     return register
 

@@ -1,5 +1,7 @@
 """MoE saboteurs: the framework backend in one process, with its arguments or results changed on the way."""
 
+# ruff: noqa: ARG001, D101 (each class is one planted fault: its name and kind say which)
+
 from __future__ import annotations
 
 from dataclasses import replace
@@ -121,11 +123,11 @@ class HandleShared(Honest):
         self._last = sent.handle
         return sent
 
-    def combine(self, fn: Any, y: Any, weights: Any, bias0: Any, bias1: Any, *, handle: Any, weighted: bool) -> Any:
-        last = self._last or handle
+    def combine(self, fn: Any, y: Any, weights: Any, bias0: Any, bias1: Any, **params: Any) -> Any:
+        last = self._last or params["handle"]
         rows = y.new_zeros((last.num_rows, *y.shape[1:]))
         rows[: y.shape[0]] = y[: last.num_rows]
-        return fn(rows, weights, bias0, bias1, handle=last, weighted=weighted)
+        return fn(rows, weights, bias0, bias1, handle=last, weighted=params["weighted"])
 
 
 class Unaligned(Honest):
@@ -296,7 +298,6 @@ def _registration(name: str, implementation: type[Honest]) -> Callable[[Registra
 
 def saboteurs() -> list[Saboteur]:
     """Every fault, and the honest twin."""
-    rows = [Saboteur("honest_moe", None, "moe", _registration("honest_moe", Honest))]
-    for faulty in Honest.__subclasses__():
-        rows.append(Saboteur(_name(faulty), faulty.kind, "moe", _registration(_name(faulty), faulty), faulty.globs))
-    return rows
+    honest = Saboteur("honest_moe", None, "moe", _registration("honest_moe", Honest))
+    faulty = Honest.__subclasses__()
+    return [honest, *(Saboteur(_name(c), c.kind, "moe", _registration(_name(c), c), c.globs) for c in faulty)]
