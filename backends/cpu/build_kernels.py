@@ -14,7 +14,7 @@ from pathlib import Path
 
 from setuptools import Extension
 from setuptools.command.build_ext import build_ext
-from setuptools.errors import BaseError
+from setuptools.errors import BaseError, CCompilerError
 
 HERE = Path(__file__).parent
 NAME = "fmcore_cpu._kernels"
@@ -70,7 +70,7 @@ class BuildKernels(build_ext):
             if os.environ.get("FMCORE_CPU_SKIP_BUILD") == "1":
                 raise BaseError("FMCORE_CPU_SKIP_BUILD=1 was set")  # noqa: TRY301 (one way out for every reason)
             self._build(ext)
-        except (BaseError, ImportError, OSError) as error:
+        except (BaseError, CCompilerError, ImportError, OSError) as error:
             if os.environ.get("FMCORE_CPU_REQUIRE_BUILD") == "1":
                 raise
             note.parent.mkdir(parents=True, exist_ok=True)

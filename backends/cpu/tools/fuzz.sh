@@ -4,7 +4,7 @@
 set -euo pipefail
 root=$(cd "$(dirname "${BASH_SOURCE[0]}")/../../.." && pwd)
 python=${PYTHON:-python}
-work=${FMCORE_ASAN_DIR:-"$root/build/asan"}
+work=${ASAN_DIR:-"$root/build/asan"}
 source "$root/backends/cpu/tools/sanitized.sh"
 cd "$root"
 sanitized backends/cpu/tools/fuzz_masks.py --seconds "${1:-600}" --seed "${2:-0}"

@@ -7,7 +7,8 @@ mkdir -p "$work/site"
 cat >"$work/site/sitecustomize.py" <<PYTHON
 import glob, importlib.util, sys
 spec = importlib.util.spec_from_file_location("fmcore_cpu._kernels", glob.glob("$lib/_kernels*.so")[0])
-sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+module = sys.modules[spec.name] = importlib.util.module_from_spec(spec)
+spec.loader.exec_module(module)
 PYTHON
 sanitized() {
     # Python leaks by design, so leaks are not looked for; libstdc++ comes first so that exceptions are intercepted.
