@@ -141,7 +141,7 @@ def backward(
             "dq is summed in no fixed order here, deterministic=True was asked; use another backend."
         )
     q = addressable(-q if softmax_scale < 0 else q)
-    k, v, out, dout = addressable(k), addressable(v), addressable(out), addressable(dout)
+    k, v, out, dout = addressable(k), addressable(v), addressable(out), addressable(dout.to(q.dtype))
     b, s_q, h_q, d = q.shape
     s_k, h_kv = k.shape[1], k.shape[2]
     device, group = q.device, h_q // h_kv
@@ -149,6 +149,7 @@ def backward(
     apart = mask.heads == h_q and group > 1
     heads, loop = (h_q, 1) if apart else (h_kv, group)
     mask_group = heads // mask.heads
+    softmax_scale = float(softmax_scale)
     scale = abs(softmax_scale)
     rows = BLOCK_Q_BACKWARD
     with on_device(device):

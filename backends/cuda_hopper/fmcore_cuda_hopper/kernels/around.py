@@ -4,7 +4,7 @@ import triton
 import triton.language as tl
 
 
-@triton.jit(do_not_specialize=["ticket_p", "s_q", "n_q", "ob", "os", "oh", "db", "ds", "dh"])
+@triton.jit(do_not_specialize=["lse_p", "dlse_p", "ticket_p", "s_q", "n_q", "ob", "os", "oh", "db", "ds", "dh"])
 def before_backward(
     out_p, do_p, lse_p, dlse_p, stats_p, dq_p, ticket_p, s_q, n_q, ob, os, oh, db, ds, dh,
     H: tl.constexpr, HAS_DLSE: tl.constexpr, BM: tl.constexpr, D: tl.constexpr,
