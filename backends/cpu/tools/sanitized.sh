@@ -1,8 +1,12 @@
 # Sourced by asan.sh and fuzz.sh: builds into $work, and defines `sanitized`, which runs python on that build.
 lib="$work/lib/fmcore_cpu"
 mkdir -p "$work/site"
-(cd "$root" && FMCORE_CPU_SANITIZE=1 FMCORE_CPU_REQUIRE_BUILD=1 "$python" setup.py -q build_ext \
-    --build-lib "$work/lib" --build-temp "$work/temp" >"$work/build.log" 2>&1) || { cat "$work/build.log"; exit 1; }
+# Minutes of compiling, so only when a source is newer than the last build.
+built=$(find "$lib" -name '_kernels*.so' 2>/dev/null | head -1 || true)
+if [ -z "$built" ] || [ -n "$(find "$root/backends/cpu/csrc" "$root/backends/cpu/build_kernels.py" -newer "$built")" ]; then
+    (cd "$root" && FMCORE_CPU_SANITIZE=1 FMCORE_CPU_REQUIRE_BUILD=1 "$python" setup.py -q build_ext \
+        --build-lib "$work/lib" --build-temp "$work/temp" >"$work/build.log" 2>&1) || { cat "$work/build.log"; exit 1; }
+fi
 # The sanitized module takes the plain one's name before anything asks for it.
 cat >"$work/site/sitecustomize.py" <<PYTHON
 import glob, importlib.util, sys
