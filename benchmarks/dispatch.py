@@ -25,6 +25,7 @@ import torch
 import fmcore as fm
 from fmcore.dispatch import BackendMeta, hookimpl
 from fmcore.dispatch.caps import Caps
+from fmcore.dispatch.registry import REGISTRY, Impl
 from fmcore.dispatch.table import STATE
 
 RESULTS = Path(__file__).parent / "results"
@@ -91,6 +92,18 @@ def rivals(q: torch.Tensor, result: torch.Tensor) -> dict[str, Callable[[], Any]
     }
 
 
+def crowd(ops: int) -> None:
+    """Register ``ops`` further ops with three implementations each, and settle a decision for every one."""
+    impls = [
+        Impl(f"crowd{ops}.op{index}", "null", f"impl{rank}", len, None, "none", rank, 0, Caps(grad=False))
+        for index in range(ops)
+        for rank in range(3)
+    ]
+    REGISTRY.add_impls(impls, [])
+    for impl in impls:
+        STATE.entries["crowd", impl.op, impl.name] = impl
+
+
 def subprocess_ms(code: str, repeats: int = 5, env: dict[str, str] | None = None) -> float:
     """Median over fresh interpreters of a time that the code prints."""
     found = [
@@ -155,6 +168,10 @@ def main() -> None:
             lambda: fm.flashmask_attention(q, q, q, mask=mask), repeats
         )
         rows[f"cold resolve, {plugins} more plugins"] = clock(cold, repeats)
+    for ops in (10, 200):
+        crowd(ops)
+        rows[f"public call, {ops} more ops"] = clock(lambda: fm.flashmask_attention(q, q, q, mask=mask), repeats)
+        rows[f"cold resolve, {ops} more ops"] = clock(cold, repeats)
     compiled = torch.compile(lambda x: fm.flashmask_attention(x, x, x, mask=mask), backend="aot_eager", fullgraph=True)
     with torch.no_grad():
         compiled(q)
