@@ -2,9 +2,9 @@
 
 Each recipe is what a good kernel does, written out on whole matrices: products accumulated in fp32 (float64 for
 float64), the probabilities and their gradients rounded to the inputs' dtype before they enter a product (as matrix
-units need them) or kept wide, results rounded once, ``delta`` taken from the rounded output. The bounds of the half
-dtypes are the policy's own; those of the wide dtypes are a power of two of at least twice the worst value measured here
-over masks, head dims and seeds, because kernels sum in other orders than a matrix library does.
+units need them) or kept wide, results rounded once, ``delta`` taken from the rounded output. The backward bounds are a
+power of two of at least twice the worst value measured here over masks, head dims and seeds (bfloat16: the policy's
+own), because kernels sum in other orders than a matrix library does.
 """
 
 # ruff: noqa: T201 (this module is a program)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib
 import os
 import time
@@ -31,7 +32,15 @@ def rank_main(
     """In every rank: register what was asked for and run the properties."""
     for module in load:
         importlib.import_module(module).load()
-    return run_properties(group, names, backend, device)
+    found = run_properties(group, names, backend, device)
+    leave_together(group)
+    return found
+
+
+def leave_together(group: Any) -> None:
+    """Wait for the other ranks: one that ends takes its connections with it, and a slower one may still need them."""
+    with contextlib.suppress(RuntimeError):  # a rank that failed may not come; what it found is reported all the same
+        torch.distributed.barrier(group)
 
 
 @lru_cache(maxsize=8)
@@ -76,7 +85,9 @@ def late_rank(group: Any, backend: str | None, load: tuple[str, ...]) -> int:
         importlib.import_module(module).load()
     if group.rank() == 1:
         time.sleep(1.0)
-    return int(_once(group, backend, 30.0).x.shape[0])
+    rows = int(_once(group, backend, 30.0).x.shape[0])
+    leave_together(group)
+    return rows
 
 
 def missing_rank(group: Any, how: str, phase: str, backend: str | None, load: tuple[str, ...]) -> tuple[str, float]:
