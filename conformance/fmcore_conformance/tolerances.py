@@ -35,9 +35,10 @@ SCORE_SHARE = 32.0
 relative one: the forward bound is widened by ``max|score| / 32`` of its u (fp32 for half inputs, where it vanishes)."""
 
 ATTENTION_BACKWARD = {"float16": 32.0, "bfloat16": 4.0, "float32": 1024.0, "float64": 1024.0}
-"""Row-wise error of dq, dk and dv over (row norm + floor), in u: a power of two of at least twice what ``calibrate.py``
-finds for honest recipes (bfloat16: the policy's own). The worst are keys and rows whose few terms cancel: the floor knows
-``|dP|`` and ``|delta|``, not the terms that they are sums of. In float16 32 u are what 4 u are in bfloat16."""
+"""Row-wise error of dq, dk and dv over (row norm + floor), in u: a power of two of at least twice what
+``calibrate.py`` finds for honest recipes (bfloat16: the policy's own). The worst are keys and rows whose few terms
+cancel: the floor knows ``|dP|`` and ``|delta|``, not the terms that they are sums of. In float16 32 u are what 4 u are in
+bfloat16."""
 
 
 def lse_bound(dtype: str, lse: float, max_score: float) -> float:

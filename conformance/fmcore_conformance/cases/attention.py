@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import torch
 
@@ -11,9 +11,10 @@ from fmcore_conformance.cases import attention_close as close
 from fmcore_conformance.cases import attention_inputs as inputs
 from fmcore_conformance.cases import attention_oracle as oracle
 from fmcore_conformance.cases import attention_probes as probes
+from fmcore_conformance.cases import attention_train
+from fmcore_conformance.cases.attention_common import BOUNDS, FLOATS, GROUPS, HEAD_DIMS, MAIN, attention_case, on_call
 from fmcore_conformance.cases.attention_inputs import Size
 from fmcore_conformance.cases.attention_masks import DEGENERATE, FAMILIES
-from fmcore_conformance.kinds import check_kinds
 from fmcore_conformance.measure import check_bits
 from fmcore_conformance.model import DTYPES, Case, Measurement
 from fmcore_conformance.tolerances import ATTENTION_FORWARD
@@ -23,14 +24,6 @@ if TYPE_CHECKING:
 
     from fmcore_conformance.target import Target
 
-OP = "flashmask_attention"
-FLOATS = ("bfloat16", "float16", "float32", "float64")
-MAIN = ("bfloat16", "float32")
-#: Queries of a key/value head: powers of two and others.
-GROUPS = ((4, 4), (4, 2), (4, 1), (6, 2), (5, 1), (9, 3))
-HEAD_DIMS = (32, 64, 80, 96, 128, 192, 256)
-BOUNDS = ("mask-upper-start", "mask-upper-end", "mask-lower-start", "mask-lower-end")
-
 
 def cases(target: Target) -> Iterator[Case]:
     """All attention cases."""
@@ -39,46 +32,13 @@ def cases(target: Target) -> Iterator[Case]:
     yield from _forward()
     yield from _tails()
     yield from _layouts(target)
-    yield from _backward()
-    yield from _behaviour()
-
-
-def _case(
-    topic: str,
-    name: str,
-    dtype: str,
-    level: str,
-    run: Callable[[Target], Any],
-    kinds: tuple[str, ...],
-    **more: Any,
-) -> Case:
-    return Case(f"attention/{topic}/{name}/{dtype}", OP, dtype, level, run, check_kinds(kinds), **more)
-
-
-def _on(
-    check: Callable[..., Any],
-    name: str,
-    mask: str,
-    size: Size,
-    dtype: str,
-    *args: Any,
-    call: dict[str, Any] | None = None,
-    **kw: Any,
-) -> Callable[[Target], Any]:
-    """The check on a call that is made when the case runs."""
-
-    def run(target: Target) -> list[Measurement]:
-        made = inputs.make(target, name, mask, size, dtype, **(call or {}))
-        found: list[Measurement] = check(target, made, *args, **kw)
-        return found
-
-    return run
+    yield from attention_train.cases()
 
 
 def _dtypes() -> Iterator[Case]:
     """One small call for every column of the matrix; dtypes without an oracle bound are only probed."""
     for dtype in DTYPES:
-        yield _case(
+        yield attention_case(
             "dtypes",
             "call",
             dtype,
@@ -118,12 +78,12 @@ def _probes() -> Iterator[Case]:
         for dtype in (
             FLOATS if spec.name in ("causal_document", "random_bounds", "masked_rows") else ("bfloat16", "float32")
         ):
-            yield _case(
+            yield attention_case(
                 "probe",
                 f"count-{spec.name}",
                 dtype,
                 "L2",
-                _on(probes.count_probe, spec.name, spec.name, shape, dtype),
+                on_call(probes.count_probe, spec.name, spec.name, shape, dtype),
                 tuple(kinds),
                 mandatory=dtype == "bfloat16" and spec.name in ("causal_document", "random_bounds"),
             )
@@ -150,74 +110,74 @@ def _mask_kinds(name: str) -> tuple[str, ...]:
 
 def _more_probes(dtype: str) -> Iterator[Case]:
     long = Size(s_q=64, s_k=4096, h_q=1, h_kv=1)
-    yield _case(
+    yield attention_case(
         "probe",
         "count-4096-keys",
         dtype,
         "L2",
-        _on(probes.count_probe, "4096", "causal", long, dtype),
+        on_call(probes.count_probe, "4096", "causal", long, dtype),
         ("key-dropped", "causal-alignment", "lse-rounded"),
         mandatory=dtype == "bfloat16",
     )
     for mask in ("random_bounds", "causal_document", "share_question"):
         short = Size(b=2, s_q=96, s_k=96, h_q=6, h_kv=2, mask_heads=2, mask_batch=2)
-        yield _case(
+        yield attention_case(
             "probe",
             f"membership-{mask}",
             dtype,
             "L2",
-            _on(probes.membership_probe, mask, mask, short, dtype),
+            on_call(probes.membership_probe, mask, mask, short, dtype),
             (*_mask_kinds(mask), "key-dropped"),
         )
-        yield _case(
+        yield attention_case(
             "probe",
             f"selection-{mask}",
             dtype,
             "L2",
-            _on(probes.selection_probe, mask, mask, short.vary(d=64), dtype),
+            on_call(probes.selection_probe, mask, mask, short.vary(d=64), dtype),
             ("kv-head-map", "swapped-strides", "mask-head-map", "mask-batch-map"),
         )
     size = Size(h_q=4, h_kv=2)
-    yield _case(
+    yield attention_case(
         "probe",
         "sentinel",
         dtype,
         "L2",
-        _on(probes.sentinel_probe, "sentinel", "causal_document", size, dtype, dtype),
+        on_call(probes.sentinel_probe, "sentinel", "causal_document", size, dtype, dtype),
         ("sentinel-leak", "backward-mask"),
     )
-    yield _case(
+    yield attention_case(
         "probe",
         "sentinel-document",
         dtype,
         "L2",
-        _on(probes.sentinel_probe, "sentinel", "document", size, dtype, dtype),
+        on_call(probes.sentinel_probe, "sentinel", "document", size, dtype, dtype),
         ("sentinel-leak", "backward-mask"),
     )
-    yield _case(
+    yield attention_case(
         "probe",
         "nan-in-hidden-keys",
         dtype,
         "L2",
-        _on(probes.nan_key_probe, "nan", "single_column", size, dtype),
+        on_call(probes.nan_key_probe, "nan", "single_column", size, dtype),
         ("sentinel-leak",),
     )
     for mask in ("masked_rows", "all_masked"):
-        yield _case(
+        yield attention_case(
             "probe",
             f"rows-that-see-nothing-{mask}",
             dtype,
             "L2",
-            _on(probes.masked_row_probe, mask, mask, size, dtype),
+            on_call(probes.masked_row_probe, mask, mask, size, dtype),
             ("masked-row-lse-inf", "masked-row-nan", "masked-row-mean", "masked-grad-nan"),
             mandatory=dtype == "bfloat16",
         )
-    yield _case(
+    yield attention_case(
         "probe",
         "memory",
         dtype,
         "L2",
-        _on(probes.memory_probe, "memory", "causal_document", Size(s_q=131, s_k=197, h_q=2, h_kv=1, d=64), dtype),
+        on_call(probes.memory_probe, "memory", "causal_document", Size(s_q=131, s_k=197, h_q=2, h_kv=1, d=64), dtype),
         ("tail-tile", "input-written", "output-alias"),
     )
 
@@ -227,48 +187,53 @@ def _forward() -> Iterator[Case]:
         size = Size(h_q=4, h_kv=2, mask_heads=2 if spec.per_head else 1)
         for dtype in FLOATS:
             kinds = _mask_kinds(spec.name)
-            yield _case(
-                "forward", spec.name, dtype, "L2", _on(close.forward, spec.name, spec.name, size, dtype, dtype), kinds
+            yield attention_case(
+                "forward",
+                spec.name,
+                dtype,
+                "L2",
+                on_call(close.forward, spec.name, spec.name, size, dtype, dtype),
+                kinds,
             )
     for dtype in MAIN:
         for d in HEAD_DIMS:
             size = Size(s_q=70, s_k=70, d=d)
-            yield _case(
+            yield attention_case(
                 "forward",
                 f"head_dim-{d}",
                 dtype,
                 "L2",
-                _on(close.forward, f"d{d}", "causal_document", size, dtype, dtype),
+                on_call(close.forward, f"d{d}", "causal_document", size, dtype, dtype),
                 ("tail-tile",),
             )
         for d, dv in ((64, 32), (192, 128), (32, 96), (128, 64)):
             size = Size(s_q=70, s_k=70, d=d, dv=dv)
-            yield _case(
+            yield attention_case(
                 "forward",
                 f"head_dim-{d}-value-{dv}",
                 dtype,
                 "L2",
-                _on(close.forward, f"d{d}", "causal", size, dtype, dtype),
+                on_call(close.forward, f"d{d}", "causal", size, dtype, dtype),
                 ("swapped-strides",),
             )
         for h_q, h_kv in GROUPS:
             size = Size(s_q=70, s_k=70, h_q=h_q, h_kv=h_kv)
-            yield _case(
+            yield attention_case(
                 "forward",
                 f"heads-{h_q}x{h_kv}",
                 dtype,
                 "L2",
-                _on(close.forward, f"g{h_q}", "causal_document", size, dtype, dtype),
+                on_call(close.forward, f"g{h_q}", "causal_document", size, dtype, dtype),
                 ("kv-head-map",),
             )
         for heads in (1, 2, 6):
             size = Size(b=2, s_q=150, s_k=150, h_q=6, h_kv=2, mask_heads=heads, mask_batch=2)
-            yield _case(
+            yield attention_case(
                 "forward",
                 f"mask-heads-{heads}",
                 dtype,
                 "L2",
-                _on(close.forward, f"m{heads}", "random_eviction", size, dtype, dtype),
+                on_call(close.forward, f"m{heads}", "random_eviction", size, dtype, dtype),
                 ("mask-head-map", "mask-batch-map"),
             )
         small = Size(s_q=90, s_k=90)
@@ -279,33 +244,33 @@ def _forward() -> Iterator[Case]:
             ("sink", {"sink": True}, ("sink-ignored",)),
             ("large-logits", {"spread": 300.0, "scale": 1.0, "focus": True}, ("large-logits", "lse-base-2")),
         ):
-            yield _case(
+            yield attention_case(
                 "forward",
                 name,
                 dtype,
                 "L2",
-                _on(close.forward, name, "causal_document", small, dtype, dtype, call=call),
+                on_call(close.forward, name, "causal_document", small, dtype, dtype, call=call),
                 kinds,
             )
-        yield _case(
+        yield attention_case(
             "forward",
             "sink-rows-that-see-nothing",
             dtype,
             "L2",
-            _on(close.forward, "sink", "masked_rows", Size(), dtype, dtype, call={"sink": True}),
+            on_call(close.forward, "sink", "masked_rows", Size(), dtype, dtype, call={"sink": True}),
             ("sink-ignored", "masked-row-nan"),
         )
-        yield _case(
+        yield attention_case(
             "forward",
             "block-mask",
             dtype,
             "L2",
-            _on(close.block_mask, "block", "causal_document", Size(s_q=300, s_k=400), dtype, dtype),
+            on_call(close.block_mask, "block", "causal_document", Size(s_q=300, s_k=400), dtype, dtype),
             ("block-mask-ignored",),
         )
         yield from (_built(name, dtype) for name in ("full", "causal", "sliding_window", "causal_document", "document"))
     for dtype in ("bfloat16", "float16"):
-        yield _case(
+        yield attention_case(
             "forward", "long-accumulation", dtype, "L2", partial(_long, dtype), ("low-accumulation",), mandatory=True
         )
 
@@ -334,7 +299,7 @@ def _built(name: str, dtype: str) -> Case:
         call = inputs.make(target, name, name, size, dtype)
         return close.built_mask(target, call, dtype, build[name]().to(call.q.device))
 
-    return _case("forward", f"built-{name}", dtype, "L2", run, ("causal-alignment", "mask-lower-start"))
+    return attention_case("forward", f"built-{name}", dtype, "L2", run, ("causal-alignment", "mask-lower-start"))
 
 
 def _tails() -> Iterator[Case]:
@@ -354,32 +319,32 @@ def _tails() -> Iterator[Case]:
         for mask in ("causal", "interval", "full"):
             dtype = "bfloat16"
             size = Size(s_q=s_q, s_k=s_k, h_q=2, h_kv=1)
-            yield _case(
+            yield attention_case(
                 "tails",
                 f"count-{mask}-{s_q}x{s_k}",
                 dtype,
                 "L2",
-                _on(probes.count_probe, "tail", mask, size, dtype),
+                on_call(probes.count_probe, "tail", mask, size, dtype),
                 ("tail-tile", "causal-alignment"),
             )
         for dtype in MAIN:
             size = Size(s_q=s_q, s_k=s_k, h_q=2, h_kv=1)
-            yield _case(
+            yield attention_case(
                 "tails",
                 f"close-{s_q}x{s_k}",
                 dtype,
                 "L2",
-                _on(close.forward, "tail", "causal", size, dtype, dtype),
+                on_call(close.forward, "tail", "causal", size, dtype, dtype),
                 ("tail-tile", "causal-alignment"),
             )
     for s in (16383,):
         size = Size(s_q=s, s_k=s, h_q=1, h_kv=1)
-        yield _case(
+        yield attention_case(
             "tails",
             f"count-narrow_window-{s}",
             "bfloat16",
             "L2",
-            _on(probes.count_probe, "16383", "narrow_window", size, "bfloat16"),
+            on_call(probes.count_probe, "16383", "narrow_window", size, "bfloat16"),
             ("tail-tile", "key-dropped", "mask-lower-start"),
             timeout=300.0,
         )
@@ -388,7 +353,7 @@ def _tails() -> Iterator[Case]:
         ("no-queries", Size(s_q=0, s_k=5)),
         ("no-batch", Size(b=0, s_q=5, s_k=5)),
     ):
-        yield _case("tails", name, "float32", "L2", partial(_empty, size), ("tail-tile", "masked-row-lse-inf"))
+        yield attention_case("tails", name, "float32", "L2", partial(_empty, size), ("tail-tile", "masked-row-lse-inf"))
 
 
 def _empty(size: Size, target: Target) -> list[Measurement]:
@@ -399,144 +364,30 @@ def _layouts(target: Target) -> Iterator[Case]:
     size = Size(b=2, s_q=70, s_k=90, h_q=4, h_kv=2, d=32, dv=48)
     for dtype in MAIN:
         for layout in inputs.LAYOUTS:
-            yield _case(
+            yield attention_case(
                 "layout",
                 layout,
                 dtype,
                 "L2",
-                _on(close.layouts, layout, "causal_document", size, dtype, dtype, layout),
+                on_call(close.layouts, layout, "causal_document", size, dtype, dtype, layout),
                 ("swapped-strides",),
             )
-        yield _case(
+        yield attention_case(
             "layout",
             "stride-0",
             dtype,
             "L2",
-            _on(close.zero_stride, "zero", "causal_document", size, dtype, dtype),
+            on_call(close.zero_stride, "zero", "causal_document", size, dtype, dtype),
             ("swapped-strides",),
         )
     if torch.device(target.device).type == "cpu":  # untouched pages of the host cost nothing; a device would hold 4 GiB
         far = Size(b=2, s_q=20, s_k=40, d=32)
-        yield _case(
+        yield attention_case(
             "layout",
             "offsets-beyond-int32",
             "bfloat16",
             "L2",
-            _on(close.far, "far", "causal_document", far, "bfloat16", "bfloat16"),
+            on_call(close.far, "far", "causal_document", far, "bfloat16", "bfloat16"),
             ("int32-overflow",),
             mandatory=True,
-        )
-
-
-def _backward() -> Iterator[Case]:
-    for spec in (*FAMILIES, *DEGENERATE):
-        size = Size(s_q=200, s_k=200, h_q=4, h_kv=2, mask_heads=2 if spec.per_head else 1)
-        for dtype in FLOATS:
-            yield _case(
-                "backward",
-                spec.name,
-                dtype,
-                "L3",
-                _on(close.backward, spec.name, spec.name, size, dtype, dtype),
-                ("backward-mask", "grad-scale", "dk-head-dropped", "masked-grad-nan"),
-                mandatory=dtype == "bfloat16" and spec.name == "causal_document",
-            )
-    small = Size(s_q=90, s_k=110, h_q=4, h_kv=2)
-    for dtype in MAIN:
-        for name, mask, kw, call, kinds in (
-            ("lse-gradient", "causal_document", {"with_lse": True}, {}, ("dlse-ignored",)),
-            ("lse-gradient-alone", "causal", {"only_lse": True}, {}, ("dlse-ignored",)),
-            ("lse-gradient-masked-rows", "masked_rows", {"with_lse": True}, {}, ("dlse-ignored", "masked-grad-nan")),
-            ("expanded-gradient", "causal_document", {"expanded": True}, {}, ("expanded-grad",)),
-            ("scale-0.5", "causal", {}, {"scale": 0.5}, ("grad-scale", "scale")),
-            ("softcap", "causal_document", {}, {"softcap": 2.0, "spread": 2.0}, ("softcap-ignored",)),
-            ("sink", "causal_document", {}, {"sink": True}, ("sink-ignored",)),
-            (
-                "sink-lse-gradient",
-                "causal_document",
-                {"with_lse": True},
-                {"sink": True},
-                ("sink-ignored", "dlse-ignored"),
-            ),
-            ("sink-masked-rows", "masked_rows", {}, {"sink": True}, ("sink-ignored", "masked-grad-nan")),
-        ):
-            yield _case(
-                "backward",
-                name,
-                dtype,
-                "L3",
-                _on(close.backward, name, mask, small, dtype, dtype, call=call, **kw),
-                kinds,
-            )
-        for h_q, h_kv in GROUPS:
-            size = Size(s_q=70, s_k=70, h_q=h_q, h_kv=h_kv)
-            yield _case(
-                "backward",
-                f"heads-{h_q}x{h_kv}",
-                dtype,
-                "L3",
-                _on(close.backward, f"g{h_q}", "causal_document", size, dtype, dtype),
-                ("dk-head-dropped", "kv-head-map"),
-            )
-        for d in HEAD_DIMS:
-            size = Size(s_q=70, s_k=70, d=d)
-            yield _case(
-                "backward",
-                f"head_dim-{d}",
-                dtype,
-                "L3",
-                _on(close.backward, f"d{d}", "causal", size, dtype, dtype),
-                ("grad-scale", "tail-tile"),
-            )
-        size = Size(s_q=70, s_k=70, d=64, dv=32)
-        yield _case(
-            "backward",
-            "head_dim-64-value-32",
-            dtype,
-            "L3",
-            _on(close.backward, "dv", "causal", size, dtype, dtype),
-            ("swapped-strides",),
-        )
-        for s_q, s_k in ((1, 1), (127, 129), (129, 127), (1, 200)):
-            size = Size(s_q=s_q, s_k=s_k, h_q=2, h_kv=1)
-            yield _case(
-                "backward",
-                f"tail-{s_q}x{s_k}",
-                dtype,
-                "L3",
-                _on(close.backward, "tail", "causal", size, dtype, dtype),
-                ("tail-tile", "causal-alignment"),
-            )
-
-
-def _behaviour() -> Iterator[Case]:
-    for dtype in MAIN:
-        size = Size(b=2, s_q=200, s_k=200, h_q=4, h_kv=1)
-        for mask in ("causal_document", "document"):
-            yield _case(
-                "determinism",
-                f"reruns-{mask}",
-                dtype,
-                "L3",
-                _on(probes.determinism_probe, mask, mask, size, dtype),
-                ("nondeterministic",),
-                mandatory=mask == "document" and dtype == "bfloat16",
-            )
-        for change in ("bounds", "values", "scale", "mask"):
-            short = Size(s_q=150, s_k=150)
-            yield _case(
-                "training",
-                f"second-call-other-{change}",
-                dtype,
-                "L3",
-                _on(close.stale, change, "causal_document", short, dtype, dtype, change),
-                ("stale-cache",),
-            )
-        yield _case(
-            "training",
-            "two-layers-with-rows-that-see-nothing",
-            dtype,
-            "L3",
-            _on(close.training, "layers", "masked_rows", Size(s_q=120, s_k=120), dtype, dtype),
-            ("masked-grad-nan", "masked-row-nan"),
         )

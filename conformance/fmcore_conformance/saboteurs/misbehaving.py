@@ -8,7 +8,7 @@ import time
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
-from fmcore_conformance.saboteurs.attention import DTYPES, Dense
+from fmcore_conformance.saboteurs.dense import DTYPES, Dense
 from fmcore_conformance.unclaimed import register
 
 if TYPE_CHECKING:
