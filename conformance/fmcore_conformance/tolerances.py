@@ -37,7 +37,7 @@ relative one: the forward bound is widened by ``max|score| / 32`` of its u (fp32
 ATTENTION_BACKWARD = {"float16": 32.0, "bfloat16": 4.0, "float32": 1024.0, "float64": 1024.0}
 """Row-wise error of dq, dk and dv over (row norm + floor), in u: a power of two of at least twice what
 ``calibrate.py`` finds for honest recipes (bfloat16: the policy's own). The worst are keys and rows whose few terms
-cancel: the floor knows ``|dP|`` and ``|delta|``, not the terms that they are sums of. In float16 32 u are what 4 u are in
+cancel: the floor knows ``|dP|`` and ``|delta|``, not the terms that they are sums of. 32 u of float16 are 4 u of
 bfloat16."""
 
 
