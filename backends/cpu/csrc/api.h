@@ -64,23 +64,12 @@ struct GatherSumArgs {
     int threads;
 };
 
-struct RmsNormArgs {
-    DType dtype;
-    int64_t rows, width;
-    const void* x;
-    const void* weight;  // or null
-    void* y;
-    double eps;
-    int threads;
-};
-
 struct Kernels {
     const char* name;
     int vector_bytes;
     void (*forward)(const ForwardArgs&);
     void (*backward)(const BackwardArgs&);
     void (*gather_sum)(const GatherSumArgs&);
-    void (*rms_norm)(const RmsNormArgs&);
     void (*exp2_f32)(const float*, float*, int64_t);  // the softmax's own exponential, for its error test
     void (*tanh_f32)(const float*, float*, int64_t);
 };

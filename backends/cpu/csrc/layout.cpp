@@ -78,45 +78,7 @@ int64_t moe_layout(const Index* topk, int64_t tokens, int64_t k, int64_t experts
     return wrong;
 }
 
-template <class Index>
-bool stable_order(const Index* keys, int64_t n, int64_t buckets, int64_t* order, int64_t* starts, int threads) {
-    const int64_t parts = parts_for(n, threads);
-    std::vector<int64_t> at(parts * buckets, 0);
-    std::vector<uint8_t> bad(parts, 0);
-    auto count = [&](int64_t p, int) {
-        int64_t* c = &at[p * buckets];
-        for (int64_t i = n * p / parts; i < n * (p + 1) / parts; ++i) {
-            if (keys[i] >= (Index)buckets)
-                bad[p] = 1;
-            else if (keys[i] >= 0)
-                ++c[keys[i]];
-        }
-    };
-    run(parts, threads, count);
-    for (int64_t p = 0; p < parts; ++p)
-        if (bad[p]) return false;
-    int64_t total = 0;
-    for (int64_t b = 0; b < buckets; ++b) {
-        starts[b] = total;
-        for (int64_t p = 0; p < parts; ++p) {
-            const int64_t c = at[p * buckets + b];
-            at[p * buckets + b] = total;
-            total += c;
-        }
-    }
-    starts[buckets] = total;
-    auto place = [&](int64_t p, int) {
-        int64_t* c = &at[p * buckets];
-        for (int64_t i = n * p / parts; i < n * (p + 1) / parts; ++i)
-            if (keys[i] >= 0) order[c[keys[i]]++] = i;
-    };
-    run(parts, threads, place);
-    return true;
-}
-
 template int64_t moe_layout(const int64_t*, int64_t, int64_t, int64_t, int64_t, int32_t*, int32_t*, uint8_t*, int);
 template int64_t moe_layout(const int32_t*, int64_t, int64_t, int64_t, int64_t, int32_t*, int32_t*, uint8_t*, int);
-template bool stable_order(const int64_t*, int64_t, int64_t, int64_t*, int64_t*, int);
-template bool stable_order(const int32_t*, int64_t, int64_t, int64_t*, int64_t*, int);
 
 }  // namespace fm

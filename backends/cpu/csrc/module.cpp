@@ -101,13 +101,6 @@ void gather_sum(int dtype, int64_t rows, int64_t width, int64_t terms, int64_t x
     k.gather_sum(a);
 }
 
-void rms_norm(int dtype, int64_t rows, int64_t width, int64_t x, int64_t weight, int64_t y, double eps, int threads) {
-    const RmsNormArgs a{(DType)dtype, rows, width, ptr<void>(x), ptr<void>(weight), ptr<void>(y), eps, threads};
-    const Kernels& k = kernels();
-    py::gil_scoped_release release;
-    k.rms_norm(a);
-}
-
 struct Copy {
     int64_t rows, bytes;
     const char* x;
@@ -140,12 +133,6 @@ int64_t layout(bool wide, int64_t topk, int64_t tokens, int64_t k, int64_t exper
                       ptr<uint8_t>(in_rank), threads);
 }
 
-bool order(bool wide, int64_t keys, int64_t n, int64_t buckets, int64_t out, int64_t starts, int threads) {
-    py::gil_scoped_release release;
-    if (wide) return stable_order(ptr<int64_t>(keys), n, buckets, ptr<int64_t>(out), ptr<int64_t>(starts), threads);
-    return stable_order(ptr<int32_t>(keys), n, buckets, ptr<int64_t>(out), ptr<int64_t>(starts), threads);
-}
-
 }  // namespace
 
 PYBIND11_MODULE(_kernels, m) {
@@ -161,9 +148,7 @@ PYBIND11_MODULE(_kernels, m) {
     m.def("backward", &backward);
     m.def("gather_sum", &gather_sum);
     m.def("gather_rows", &gather_rows);
-    m.def("rms_norm", &rms_norm);
     m.def("moe_layout", &layout);
-    m.def("stable_order", &order);
     m.def("exp2_f32", [](int64_t x, int64_t y, int64_t n) { kernels().exp2_f32(ptr<float>(x), ptr<float>(y), n); });
     m.def("tanh_f32", [](int64_t x, int64_t y, int64_t n) { kernels().tanh_f32(ptr<float>(x), ptr<float>(y), n); });
 }

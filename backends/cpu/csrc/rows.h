@@ -1,10 +1,9 @@
-// Kernels over rows: the gather-and-sum behind the MoE permutation and combine, and RMS norm.
+// The gather-and-sum over rows behind the MoE combine.
 #pragma once
 #include "tiles.h"
 
 namespace {
 
-constexpr int64_t kChunk = 1024;  // columns summed at a time: the sums stay in the first-level cache
 constexpr int64_t kRowsPerTask = 32;
 
 // One output row: strips of four vectors, all terms of a strip summed in registers, in the order of the recipe.
@@ -74,39 +73,6 @@ struct GatherSum {
     static void task(const GatherSumArgs* a, int64_t t) {
         const int64_t r1 = (t + 1) * kRowsPerTask < a->rows ? (t + 1) * kRowsPerTask : a->rows;
         for (int64_t r = t * kRowsPerTask; r < r1; ++r) by_storage<GatherSumRow, C>(a->dtype, a, r);
-    }
-};
-
-template <class C>
-struct RmsNorm {
-    static void run(const RmsNormArgs& a) {
-        parallel((a.rows + kRowsPerTask - 1) / kRowsPerTask, a.threads,
-                 [](void* p, int64_t t, int) { task(*(const RmsNormArgs*)p, t); }, (void*)&a);
-    }
-
-    static void task(const RmsNormArgs& a, int64_t t) {
-        const int64_t r1 = (t + 1) * kRowsPerTask < a.rows ? (t + 1) * kRowsPerTask : a.rows;
-        alignas(64) C x[kChunk], w[kChunk];
-        for (int64_t r = t * kRowsPerTask; r < r1; ++r) {
-            double total = 0;
-            for (int64_t c = 0; c < a.width; c += kChunk) {
-                const int64_t n = a.width - c < kChunk ? a.width - c : kChunk, whole = round_up<C>(n);
-                load_row(a.dtype, a.x, r * a.width + c, n, whole, (C)1, x);
-                Vec<C> sum{};
-                for (int64_t i = 0; i < whole; i += Simd<C>::N) sum += load(x + i) * load(x + i);
-                total += (double)hsum<C>(sum);
-            }
-            const C factor = (C)(1 / sqrt(total / (double)a.width + a.eps));
-            for (int64_t c = 0; c < a.width; c += kChunk) {
-                const int64_t n = a.width - c < kChunk ? a.width - c : kChunk, whole = round_up<C>(n);
-                load_row(a.dtype, a.x, r * a.width + c, n, whole, factor, x);
-                if (a.weight) {
-                    load_row(a.dtype, a.weight, c, n, whole, (C)1, w);
-                    for (int64_t i = 0; i < whole; i += Simd<C>::N) store(x + i, load(x + i) * load(w + i));
-                }
-                store_row(a.dtype, a.y, r * a.width + c, n, x, (C)1);
-            }
-        }
     }
 };
 

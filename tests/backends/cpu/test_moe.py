@@ -7,7 +7,7 @@ import torch
 
 import fmcore as fm
 from fmcore.errors import InvalidInputError
-from fmcore_cpu import _native, moe
+from fmcore_cpu import moe
 
 pytestmark = pytest.mark.usefixtures("kernels")
 
@@ -123,15 +123,3 @@ def test_no_rows_at_all() -> None:
     assert sent.x.shape == (0, 4)
     out, _ = fm.moe.combine(torch.empty(0, 2, 4), sent.handle, sent.topk_weights, weighted=True)
     assert torch.equal(out, torch.zeros(3, 4))
-
-
-@pytest.mark.parametrize("threads", [1, 4])
-def test_stable_order(threads: int) -> None:
-    keys = torch.randint(-1, 9, (40_000,))
-    order, starts = torch.empty_like(keys), torch.empty(10, dtype=torch.int64)
-    assert _native.kernels().stable_order(
-        True, keys.data_ptr(), 40_000, 9, order.data_ptr(), starts.data_ptr(), threads
-    )
-    want = torch.argsort(torch.where(keys < 0, 9, keys), stable=True)[: int((keys >= 0).sum())]
-    assert torch.equal(order[: int(starts[-1])], want)
-    assert starts.diff().tolist() == torch.bincount(keys[keys >= 0], minlength=9).tolist()
