@@ -83,6 +83,7 @@ class Cell:
         self.calls: dict[str, tuple[Callable[[], Any], Callable[[], Any]]] = {}
         self.outputs: dict[str, list[torch.Tensor]] = {}
         self.errors: dict[str, str] = {}
+        self.notes: dict[str, str] = {}
         self.differences: dict[str, list[float]] = {}
 
     def prepare(self) -> None:
@@ -117,25 +118,36 @@ class Cell:
 
     def _flex(self) -> tuple[Any, Any, list[torch.Tensor]]:
         import torch._dynamo
-        from torch.nn.attention.flex_attention import BlockMask, flex_attention
+        from torch.nn.attention.flex_attention import create_block_mask, flex_attention
 
         torch._dynamo.config.recompile_limit = 256  # noqa: SLF001 (each mask is a program of its own)
         torch._dynamo.config.accumulated_recompile_limit = 256  # noqa: SLF001
-        classes = self.mask.plan(128, 128).classes()
-        partial, full = (classes == 1), (classes == 2)
-        lists = [
-            t
-            for chosen in (partial, full)
-            for t in (chosen.sum(-1).int(), chosen.byte().argsort(-1, descending=True, stable=True).int())
-        ]
-        block_mask = BlockMask.from_kv_blocks(
-            *lists, BLOCK_SIZE=128, mask_mod=visibility(self.name, self.s, self.mask), seq_lengths=(self.s, self.s)
-        )
+        mask_mod = visibility(self.name, self.s, self.mask)
+        try:
+            block_mask = self._exact_blocks(mask_mod)
+        except (TypeError, ValueError, RuntimeError) as error:
+            # The lists come from private habits of FlexAttention; its own, coarser builder is public.
+            self.notes["flex"] = f"block mask by create_block_mask ({type(error).__name__}: {str(error)[:100]})"
+            heads = self.mask.heads if self.mask.heads > 1 else None
+            block_mask = create_block_mask(mask_mod, None, heads, self.s, self.s, device=self.device, BLOCK_SIZE=128)
         compiled = torch.compile(flex_attention, dynamic=False)
         q, k, v = (t.detach().transpose(1, 2).contiguous().requires_grad_() for t in self.inputs[:3])
         return self._autograd(
             lambda: compiled(q, k, v, block_mask=block_mask), (q, k, v), self.inputs[3].transpose(1, 2).contiguous()
         )
+
+    def _exact_blocks(self, mask_mod: Callable[..., Any]) -> Any:
+        """FlexAttention's block mask from the mask's own plan: partly and wholly visible blocks told apart exactly."""
+        from torch.nn.attention.flex_attention import BlockMask
+
+        classes = self.mask.plan(128, 128).classes()
+        # With `stable`, argsort takes `dim` by name only.
+        lists = [
+            t
+            for chosen in (classes == 1, classes == 2)
+            for t in (chosen.sum(-1).int(), chosen.byte().argsort(dim=-1, descending=True, stable=True).int())
+        ]
+        return BlockMask.from_kv_blocks(*lists, BLOCK_SIZE=128, mask_mod=mask_mod, seq_lengths=(self.s, self.s))
 
     def _cudnn(self) -> tuple[Any, Any, list[torch.Tensor]]:
         from torch.nn.attention import SDPBackend, sdpa_kernel
@@ -205,6 +217,7 @@ class Cell:
             "rivals": rivals,
             "difference": self.differences,
             "errors": self.errors,
+            "notes": self.notes,
         }
 
 
@@ -233,14 +246,27 @@ def gemm_tflops() -> float:
     return 2 * 8192.0**3 / median([timed(lambda: torch.mm(a, b, out=out)) for _ in range(11)]) / 1e9
 
 
-def ensure_plugins(names: list[str]) -> None:
-    """Register the backends of this checkout where they are not installed."""
+def ensure_plugins(names: list[str]) -> tuple[list[str], list[str]]:
+    """Register the backends of this checkout where they are not installed; return who can run here, and why not."""
     import importlib
 
     known = {b.name for b in fm.backends()}
+    notes = []
     for name in names:
-        if name not in known:
-            fm.register_backend(importlib.import_module(PLUGINS[name]))
+        if name in PLUGINS and name not in known:
+            try:
+                fm.register_backend(importlib.import_module(PLUGINS[name]))
+            except ImportError as error:
+                notes.append(f"{name}: {error}")
+    states = {b.name: b for b in fm.backends()}
+    usable = [n for n in names if n in states and states[n].state == "available"]
+    told = {note.split(":")[0] for note in notes}
+    notes += [
+        f"{name}: {states[name].reason if name in states else 'no such backend'}"
+        for name in names
+        if name not in usable and name not in told
+    ]
+    return usable, notes
 
 
 def cells(args: argparse.Namespace) -> list[tuple[str, int]]:
@@ -256,7 +282,7 @@ def worker(args: argparse.Namespace) -> None:
     index, count = map(int, args.shard.split("/"))
     channel = os.fdopen(os.dup(1), "w")
     os.dup2(2, 1)  # compilers may print
-    ensure_plugins(args.backends)
+    args.backends, _ = ensure_plugins(args.backends)
     mine = {}
     for number, (name, s) in enumerate(cells(args)):
         if number % count == index:
@@ -374,7 +400,8 @@ def show(result: dict[str, Any]) -> None:
         f"{result['s'] // 1024:3d}K {result['mask']:<19s} {result['area']:.4f} | "
         + " | ".join(parts)
         + f" | diff {worst}"
-        + (f" | {result['errors']}" if result["errors"] else ""),
+        + (f" | {result['errors']}" if result["errors"] else "")
+        + (f" | {result['notes']}" if result["notes"] else ""),
         flush=True,
     )
 
@@ -401,6 +428,15 @@ def markdown(results: list[dict[str, Any]], header: str) -> str:
                 ]
             )
         lines.append("| " + " | ".join(row) + " |")
+    remarks = {
+        (rival, note): [r for r in results if r["notes"].get(rival) == note]
+        for result in results
+        for rival, note in result["notes"].items()
+    }
+    for (rival, note), rows in remarks.items():
+        lines += ["", f"{rival}, {len(rows)} of {len(results)} rows: {note}"]
+    failed = sorted({(rival, error) for result in results for rival, error in result["errors"].items()})
+    lines += [line for rival, error in failed for line in ("", f"{rival} did not run: {error}")]
     return "\n".join(lines) + "\n"
 
 
@@ -472,8 +508,10 @@ def main() -> int:
         return 0
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
+    args.backends, absent = ensure_plugins(args.backends)
     before = gemm_tflops()
     results, notes = collect(args, out)
+    notes = absent + notes
     after = gemm_tflops()
     gemm = max(before, after)
     name = torch.cuda.get_device_name(0)

@@ -131,7 +131,7 @@ def attention_specs(
                     ("attn_bwd_q", attn_bwd_q, {}),
                 ):
                     bits = DTYPES[dtype]
-                    launches = [default_launch(name, family, bits=bits, size=padded)]
+                    launches = [default_launch(name, family, bits=bits, size=padded, mode=mode)]
                     dense = default_launch(name, family, bits=bits, size=padded, dense=True)
                     if mode == 1 and dense not in launches:  # a dense mask has one interval a column
                         launches.append(dense)

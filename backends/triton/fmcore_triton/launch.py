@@ -1,8 +1,8 @@
 """Launch configurations: data by architecture family, read from `configs/*.json`, looked up and never computed.
 
 A file names the families it serves and, per kernel, rows `{"bits": 16, "head_dim": 128, "num_warps": 8, ...}`; the
-first row whose element width fits, whose `head_dim` (the kernel's size figure) is large enough and whose `dense`, if it
-has one, says what the mask is wins.
+first row whose element width fits, whose `head_dim` (the kernel's size figure) is large enough and whose `mode` and
+`dense`, if it has them, say what the mask is wins.
 A kernel that a family's file lacks, and any unknown family, is served by `default.json`, sized for the smallest shared
 memory that a current GPU has.  A tuned configuration (see `tuner`) takes precedence over both.
 """
@@ -18,7 +18,7 @@ from typing import Any
 
 CONFIG_FOLDER = Path(__file__).parent / "configs"
 _LEAST_SIDE = 16
-_SELECTORS = ("bits", "head_dim", "dense")
+_SELECTORS = ("bits", "head_dim", "mode", "dense")
 
 
 @dataclass(frozen=True)
@@ -79,7 +79,7 @@ def tables() -> Mapping[str, Mapping[str, Any]]:
     return found
 
 
-def default_launch(kernel: str, family: str, *, bits: int, size: int, dense: bool = False) -> Launch:
+def default_launch(kernel: str, family: str, *, bits: int, size: int, mode: int = 1, dense: bool = False) -> Launch:
     """Return the stored configuration of a kernel.
 
     Args:
@@ -87,6 +87,7 @@ def default_launch(kernel: str, family: str, *, bits: int, size: int, dense: boo
         family: Architecture family, see `family_of`.
         bits: Width of the element type.
         size: The kernel's size figure (the padded head dimension for attention).
+        mode: Mask mode: the number of intervals a column has.
         dense: Whether the mask is known to be full or plainly causal: long lists of whole tiles like larger tiles.
 
     Raises:
@@ -95,6 +96,7 @@ def default_launch(kernel: str, family: str, *, bits: int, size: int, dense: boo
     for name in (family, "default"):
         for row in tables().get(name, {}).get(kernel, ()):
             fits = row.get("bits", bits) == bits and row.get("head_dim", size) >= size
+            fits = fits and row.get("mode", mode) == mode
             if fits and bool(row.get("dense", dense)) == dense:
                 return Launch.from_row(row)
     raise LookupError(

@@ -124,7 +124,7 @@ def override(kind: Kind, device: torch.device, launch: Launch) -> None:
 def _choose(kind: Kind, device: torch.device, trial: Trial | None) -> Launch:
     index = 0 if device.index is None else device.index
     family = device_family(index) if device.type == "cuda" else "default"
-    default = default_launch(kind.kernel, family, bits=kind.bits, size=kind.size, dense=kind.dense)
+    default = default_launch(kind.kernel, family, bits=kind.bits, size=kind.size, mode=kind.mode or 1, dense=kind.dense)
     if device.type != "cuda":
         return default
     key = _identity(kind, index)

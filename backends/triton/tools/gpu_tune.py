@@ -1,9 +1,10 @@
 """Time launch configurations of the attention kernels on a GPU and print the best few of each.
 
-Usage: python backends/triton/tools/gpu_tune.py [--budget 240] [--dims 128,64] [--kernels attn_fwd,...] [--jobs 16]
-Compilation runs first, in parallel processes that share Triton's cache; then every configuration is timed on three
-masks at 8K (B=1, H=32, bf16), host time hidden behind a GPU sleep. The last lines are rows for `configs/*.json`.
-JSON goes to the environment's OUT, else build/.
+Usage: python backends/triton/tools/gpu_tune.py [--budget 240] [--dims 128,64] [--kernels attn_fwd,...] [--modes 1,2]
+       python backends/triton/tools/gpu_tune.py --budget 60 --only attn_fwd:128:2     (kernel:head dimension:mask mode)
+Compilation runs first, in parallel processes that share Triton's cache; then every configuration is timed on a few
+masks of each mode at 8K (B=1, H=32, bf16), host time hidden behind a GPU sleep. The last lines are rows
+for `configs/*.json`. JSON goes to the environment's OUT, else build/.
 """
 
 # ruff: noqa: INP001, T201, S603 (programs beside the package: they print, and run themselves again)
@@ -78,8 +79,10 @@ class Setup:
             impl._Call.run = original  # type: ignore[method-assign]  # noqa: SLF001
 
 
-def benchmark_masks(s: int) -> dict[str, masks.Mask]:
-    """The masks to time on: long lists, short lists, and two intervals a column."""
+def benchmark_masks(s: int, mode: int) -> dict[str, masks.Mask]:
+    """The masks to time on: long lists, short lists; and with mode 2, two intervals a column."""
+    if mode == 2:
+        return {name: masks.benchmark(name, s, device="cpu") for name in ("global_sliding", "causal_blockwise")}
     lengths = [length * s // sum(DOCUMENTS) for length in DOCUMENTS]
     lengths[-1] += s - sum(lengths)
     return {
@@ -104,9 +107,12 @@ def median_ms(call: Callable[[], None], repeats: int) -> float:
     return sorted(times)[len(times) // 2]
 
 
-def items(kernels: list[str], dims: list[int]) -> list[tuple[str, int, Launch]]:
-    """Every (kernel, head dimension, configuration), all kernels advancing together so that a cut falls evenly."""
-    queues = [[(kernel, dim, launch) for launch in candidates(kernel, dim)] for dim in dims for kernel in kernels]
+def items(args: argparse.Namespace) -> list[tuple[str, int, int, Launch]]:
+    """Every (kernel, head dimension, mode, configuration), all kernels advancing together: a cut falls evenly."""
+    queues = [
+        [(kernel, dim, mode, launch) for launch in candidates(kernel, dim)]
+        for dim, mode, kernel in itertools.product(args.dims, args.modes, args.kernels)
+    ]
     return [item for row in itertools.zip_longest(*queues) for item in row if item is not None]
 
 
@@ -123,10 +129,13 @@ def warm(args: argparse.Namespace) -> None:
     use_plan_builder()
     index, count = map(int, args.shard.split("/"))
     device = torch.device("cuda:0")
-    setups = {dim: Setup(masks.causal(256), 1, dim, torch.bfloat16, device) for dim in args.dims}
-    for kernel, dim, launch in items(args.kernels, args.dims)[index::count]:
+    small = {1: masks.causal_document([100, 156]), 2: masks.benchmark("global_sliding", 256, device="cpu")}
+    setups = {
+        (dim, mode): Setup(small[mode], 1, dim, torch.bfloat16, device) for dim in args.dims for mode in args.modes
+    }
+    for kernel, dim, mode, launch in items(args)[index::count]:
         with contextlib.suppress(*too_large()):
-            setups[dim].trials[kernel](launch)()
+            setups[dim, mode].trials[kernel](launch)()
             torch.cuda.synchronize()
 
 
@@ -136,6 +145,8 @@ def main() -> int:
     parser.add_argument("--budget", type=float, default=240, help="seconds for all of it")
     parser.add_argument("--dims", type=lambda t: [int(x) for x in t.split(",")], default=[128, 64])
     parser.add_argument("--kernels", type=lambda t: t.split(","), default=["attn_fwd", "attn_bwd_kv", "attn_bwd_q"])
+    parser.add_argument("--modes", type=lambda t: [int(x) for x in t.split(",")], default=[1, 2])
+    parser.add_argument("--only", help="kernel:head dimension:mask mode, in place of the three lists")
     parser.add_argument("--jobs", type=int, default=16)
     parser.add_argument("--s", type=int, default=8192)
     parser.add_argument("--heads", type=int, default=32)
@@ -143,13 +154,17 @@ def main() -> int:
     parser.add_argument("--out", default=os.environ.get("OUT", "build"))
     parser.add_argument("--shard")
     args = parser.parse_args()
+    if args.only:
+        kernel, dim, mode = args.only.split(":")
+        args.kernels, args.dims, args.modes = [kernel], [int(dim)], [int(mode)]
     if args.shard:
         warm(args)
         return 0
     use_plan_builder()
     begin = time.monotonic()
-    work = items(args.kernels, args.dims)
-    command = [sys.executable, __file__, "--dims", ",".join(map(str, args.dims)), "--kernels", ",".join(args.kernels)]
+    work = items(args)
+    lists = {"--dims": args.dims, "--kernels": args.kernels, "--modes": args.modes}
+    command = [sys.executable, __file__, *(w for name, v in lists.items() for w in (name, ",".join(map(str, v))))]
     children = [
         subprocess.Popen([*command, "--shard", f"{i}/{args.jobs}"], stdout=subprocess.DEVNULL, stderr=subprocess.PIPE)
         for i in range(args.jobs)
@@ -166,23 +181,24 @@ def main() -> int:
     device = torch.device("cuda:0")
     found: list[dict[str, Any]] = []
     setups = {
-        (dim, name): Setup(mask, args.heads, dim, torch.bfloat16, device)
-        for dim in args.dims
-        for name, mask in benchmark_masks(args.s).items()
+        (dim, mode, name): Setup(mask, args.heads, dim, torch.bfloat16, device)
+        for dim, mode in itertools.product(args.dims, args.modes)
+        for name, mask in benchmark_masks(args.s, mode).items()
     }
-    for done, (kernel, dim, launch) in enumerate(work):
+    for done, (kernel, dim, mode, launch) in enumerate(work):
         if time.monotonic() - begin > args.budget:
             print(f"out of time after {done} of {len(work)} configurations")
             break
         times: dict[str, float] = {}
         try:
-            for (d, name), setup in setups.items():
-                if d == dim:
+            for (d, m, name), setup in setups.items():
+                if (d, m) == (dim, mode):
                     times[name] = median_ms(setup.trials[kernel](launch), args.repeats)
         except too_large():
             continue
         score = math.exp(sum(map(math.log, times.values())) / len(times))
-        found.append({"kernel": kernel, "dim": dim, "launch": launch.to_row(), "ms": times, "score": score})
+        row = {"kernel": kernel, "dim": dim, "mode": mode, "launch": launch.to_row(), "ms": times, "score": score}
+        found.append(row)
     out = Path(args.out)
     out.mkdir(parents=True, exist_ok=True)
     (out / "triton_tune.json").write_text(json.dumps(found, indent=1))
@@ -194,16 +210,17 @@ def main() -> int:
 def report(found: list[dict[str, Any]], args: argparse.Namespace) -> None:
     """Print the eight best of each kernel and head dimension, and the default."""
     device = torch.device("cuda:0")
-    for dim, kernel in itertools.product(args.dims, args.kernels):
+    for dim, mode, kernel in itertools.product(args.dims, args.modes, args.kernels):
         defaults = {
-            word: tuner.launch_of(tuner.Kind(kernel, torch.bfloat16, dim, 1, dense), device, trial=None).to_row()
+            word: tuner.launch_of(tuner.Kind(kernel, torch.bfloat16, dim, mode, dense), device, trial=None).to_row()
             for word, dense in (("default", False), ("dense", True))
         }
-        rows = sorted((r for r in found if r["kernel"] == kernel and r["dim"] == dim), key=lambda r: r["score"])
+        mine = [r for r in found if (r["kernel"], r["dim"], r["mode"]) == (kernel, dim, mode)]
+        rows = sorted(mine, key=lambda r: r["score"])
         if not rows:
-            print(f"-- {kernel} D={dim}: nothing ran")
+            print(f"-- {kernel} D={dim} mode {mode}: nothing ran")
             continue
-        print(f"-- {kernel} D={dim}: M N warps stages | ms " + " ".join(rows[0]["ms"]))
+        print(f"-- {kernel} D={dim} mode {mode}: M N warps stages | ms " + " ".join(rows[0]["ms"]))
         for row in rows[:8] + [r for r in rows[8:] if r["launch"] in defaults.values()]:
             launch = row["launch"]
             marks = [word for word, default in defaults.items() if launch == default]

@@ -63,22 +63,46 @@ def tanh(x):
 
 
 @triton.jit
-def work_item(order, n_tiles, heads, head_group, queries, mask_rows, mask_group):
+def heavy_ranks(order, partial, full, n_tiles):
+    """How many of the heaviest tiles carry more than 2.5 times the work of the middle one, to a sixteenth of them all.
+
+    A few global rows, or one document that sees every other: such tiles run far longer than the rest.  Causal and
+    local masks have none.
+    """
+    step = (n_tiles + 15) // 16
+    samples = tl.arange(0, 16)
+    tiles = tl.load(order + tl.minimum(samples * step, n_tiles - 1)).to(tl.int32)
+    work = tl.load(partial + tiles).to(tl.int32) + tl.load(full + tiles).to(tl.int32)
+    middle = tl.sum(tl.where(samples == n_tiles // (2 * step), work, 0), 0)
+    return tl.minimum(tl.sum((2 * work > 5 * middle).to(tl.int32), 0) * step, n_tiles)
+
+
+@triton.jit
+def work_item(order, partial, full, n_tiles, heads, head_group, queries, mask_rows, mask_group):
     """(batch, head, tile, mask row) of this program.
 
-    Heads go in groups whose operands fit the L2 cache together; inside a group the heaviest tiles of all its heads go
-    first.  The mask row is that of the head's first query head (`queries` of them per head), `mask_group` query heads
-    sharing a mask head; mask_rows is 0 where one mask serves every batch entry.
+    The few tiles that are far heavier than the rest go first, those of all heads: begun late, they would run on alone.
+    The others go by groups of heads whose operands fit the L2 cache together, in each group the heaviest first.  The
+    mask row is that of the head's first query head (`queries` of them per head), `mask_group` query heads sharing a
+    mask head; mask_rows is 0 where one mask serves every batch entry.
     """
     pid = tl.program_id(0)
     per_batch = heads * n_tiles
     b = pid // per_batch
     rest = pid % per_batch
-    group = rest // (head_group * n_tiles)
-    rest = rest % (head_group * n_tiles)
-    h = group * head_group + rest % head_group
+    # All programs of a batch entry must agree on this number, so its first mask head decides.
+    shared = (b * mask_rows).to(tl.int64) * n_tiles
+    lead = heavy_ranks(order + shared, partial + shared, full + shared, n_tiles)
+    if rest < lead * heads:
+        h = rest % heads
+        rank = rest // heads
+    else:
+        rest -= lead * heads
+        per_group = head_group * (n_tiles - lead)
+        h = rest // per_group * head_group + rest % per_group % head_group
+        rank = lead + rest % per_group // head_group
     row = (b * mask_rows + h * queries // mask_group).to(tl.int64)
-    tile = tl.load(order + row * n_tiles + rest // head_group).to(tl.int32)
+    tile = tl.load(order + row * n_tiles + rank).to(tl.int32)
     return b.to(tl.int64), h, tile, row
 
 
