@@ -16,6 +16,8 @@ Every function here is plain tensor arithmetic: nothing waits for a device, so a
 
 from __future__ import annotations
 
+from typing import SupportsIndex
+
 import torch
 from torch import Tensor
 
@@ -80,9 +82,24 @@ def check_indices(indices: object, *, s_q: int, s_k: int, causal: bool) -> Tenso
 
 
 def check_length(name: str, value: object) -> None:
-    """Raise unless ``value`` is an int >= 0 that fits int32."""
-    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 2**31 - 1:
+    """Raise unless ``value`` is an int >= 0 that fits int32; while tracing it may be a symbolic one."""
+    if not isinstance(value, (int, torch.SymInt)) or isinstance(value, bool) or not 0 <= value < 2**31 - 1:
         raise InvalidInputError(f"{name} must be an int in [0, 2^31-1), got {value!r}.")
+
+
+def check_int(name: str, value: object, least: int = 0, most: int | None = None) -> int:
+    """``value`` as an int if it is a whole number (numpy's, too) from ``least`` to ``most``.
+
+    Raises:
+        InvalidInputError: It is not.
+    """
+    if not isinstance(value, SupportsIndex) or isinstance(value, (bool, Tensor)):
+        raise InvalidInputError(f"{name} must be an int, got {value!r}.")
+    number = value.__index__()
+    if number < least or (most is not None and number > most):
+        wanted = f">= {least}" if most is None else f"in [{least}, {most}]"
+        raise InvalidInputError(f"{name} must be an int {wanted}, got {value!r}.")
+    return number
 
 
 def check_block_mask(block_mask: object, *, batch: int, heads: int, s_q: int, s_k: int) -> Tensor:
@@ -101,6 +118,13 @@ def check_block_mask(block_mask: object, *, batch: int, heads: int, s_q: int, s_
             "one entry for every 128 x 128 block (batch and heads may be 1)."
         )
     return (block_mask != 0).to(torch.int32).expand(want).contiguous()
+
+
+def leading_of(block_mask: object) -> tuple[int, int]:
+    """Batch and heads of what may be a ``block_mask``; 1 and 1 of what is none, for the check to refuse."""
+    if isinstance(block_mask, Tensor) and block_mask.dim() == 4:
+        return block_mask.shape[0], block_mask.shape[1]
+    return 1, 1
 
 
 def planes_from_indices(indices: Tensor, *, s_q: int, s_k: int, causal: bool) -> tuple[int, Tensor]:

@@ -18,7 +18,8 @@ import torch
 
 from fmcore.errors import InvalidInputError
 from fmcore.masks import builders, structured
-from fmcore.masks._columns import Device, bounds_of, from_columns
+from fmcore.masks._canonical import check_int, check_length
+from fmcore.masks._columns import HOST, Device, bounds_of, from_columns
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -36,8 +37,7 @@ def benchmark_documents(s: int) -> tuple[list[tuple[int, int]], list[bool]]:
 
     Lengths other than 8192, 32768 and 131072 scale the nearest of these.
     """
-    if s < MIN_LENGTH:
-        raise InvalidInputError(f"the benchmark's documents need s >= {MIN_LENGTH}, got {s!r}.")
+    check_int("s (the benchmark's documents)", s, MIN_LENGTH)
     samples = _samples()
     size = min(samples, key=lambda known: abs(known.bit_length() - s.bit_length()))
     documents, sparse = samples[size]
@@ -72,6 +72,7 @@ def benchmark(name: str, s: int, *, heads: int = 1, device: Device = None) -> Ma
     build = _BUILDERS.get(name)
     if build is None:
         raise InvalidInputError(f"no benchmark mask {name!r}; there are {', '.join(_BUILDERS)}.")
+    check_length("s", s)
     mask = build(s, heads)
     return mask if device is None else mask.to(device)
 
@@ -103,7 +104,8 @@ def _document_published(s: int, _heads: int) -> Mask:
     """The upper bound of document k is the sum of the lengths 1..k where 0..k-1 was meant."""
     lengths = _lengths(s)
     _, end = bounds_of(lengths, s)
-    wrong = torch.tensor([0, *accumulate(lengths[1:])]).repeat_interleave(torch.tensor(lengths))
+    length = torch.tensor(lengths, device=HOST)
+    wrong = torch.tensor([0, *accumulate(lengths[1:])], device=HOST).repeat_interleave(length, output_size=s)
     return from_columns((end, wrong.unsqueeze(0)), s_q=s, causal=False, kind="document_published")
 
 

@@ -9,11 +9,10 @@ from __future__ import annotations
 
 import torch
 
-from fmcore.errors import InvalidInputError
-from fmcore.masks._canonical import check_length
-from fmcore.masks._columns import Device, Lengths, bounds_of, from_columns
-from fmcore.masks.canonical import canonicalize
-from fmcore.masks.mask import Mask
+from fmcore.masks._canonical import check_int, check_length
+from fmcore.masks._columns import HOST, Device, Lengths, bounds_of, default_device, from_columns, sides_of
+from fmcore.masks.canonical import plain
+from fmcore.masks.mask import Mask, indexed
 
 __all__ = [
     "all_masked",
@@ -26,7 +25,7 @@ __all__ = [
     "sliding_window",
 ]
 
-_PLAIN: dict[tuple[int, int, bool, str], Mask] = {}
+_PLAIN: dict[tuple[int, int, bool, torch.device], Mask] = {}
 _PLAIN_KEPT = 16
 
 
@@ -49,12 +48,14 @@ def _plain(s_q: int, s_k: int, *, is_causal: bool, device: Device) -> Mask:
     """The newest few are kept, so that a call per layer costs a look-up and all of them share one plan."""
     check_length("s_q", s_q)  # before the look-up, where 2.0 would be 2
     check_length("s_k", s_k)
-    key = (s_q, s_k, is_causal, str(device))
+    where = indexed(default_device() if device is None else device)  # not "cuda", which changes its meaning
+    key = (s_q, s_k, is_causal, where)
     mask = _PLAIN.get(key)
     if mask is None:
-        mask = canonicalize(None, s_q=s_q, s_k=s_k, causal=is_causal)
-        mask = mask if device is None else mask.to(device)
-        if type(mask.planes) is torch.Tensor and not mask.captured:  # not fake ones, nor a graph's
+        mask = plain(s_q, s_k, causal=is_causal, device=where)
+        if (
+            type(mask.planes) is torch.Tensor and not mask.captured and not torch.compiler.is_compiling()
+        ):  # not fake ones, nor a graph's
             while len(_PLAIN) >= _PLAIN_KEPT:
                 _PLAIN.pop(next(iter(_PLAIN)), None)
             _PLAIN[key] = mask
@@ -63,7 +64,9 @@ def _plain(s_q: int, s_k: int, *, is_causal: bool, device: Device) -> Mask:
 
 def all_masked(s_q: int, s_k: int | None = None, *, device: Device = None) -> Mask:
     """No row sees any column: out is 0 and lse -inf everywhere."""
-    zero = torch.zeros(s_q if s_k is None else s_k, dtype=torch.int32)
+    s_k = s_q if s_k is None else s_k
+    check_length("s_k", s_k)
+    zero = torch.zeros(s_k, dtype=torch.int32, device=HOST)
     return from_columns((zero, zero), s_q=s_q, causal=False, kind="all_masked", device=device)
 
 
@@ -71,9 +74,8 @@ def single_column(s_q: int, s_k: int | None = None, *, column: int = 0, device: 
     """Every row sees ``column`` and nothing else."""
     s_k = s_q if s_k is None else s_k
     check_length("s_k", s_k)
-    if not isinstance(column, int) or not 0 <= column < s_k:
-        raise InvalidInputError(f"column must be an int in [0, s_k={s_k}), got {column!r}.")
-    end = torch.zeros(s_k, dtype=torch.int32)
+    check_int("column", column, 0, s_k - 1)
+    end = torch.zeros(s_k, dtype=torch.int32, device=HOST)
     end[column] = s_q
     return from_columns((end, torch.zeros_like(end)), s_q=s_q, causal=False, kind="single_column", device=device)
 
@@ -90,12 +92,12 @@ def sliding_window(
         >>> sliding_window(3, window=2).dense().int()[0, 0].tolist()
         [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
     """
-    if not isinstance(window, int) or isinstance(window, bool) or window < 1:
-        raise InvalidInputError(f"window must be an int >= 1 (keys that a row sees, its own included), got {window!r}.")
+    window = check_int("window (keys that a row sees, its own included)", window, 1)
     s_k = s_q if s_k is None else s_k
     check_length("s_q", s_q)
     check_length("s_k", s_k)
-    own = torch.arange(s_k, dtype=torch.int64) - (s_k - s_q)
+    window = min(window, s_q + s_k + 1)
+    own = torch.arange(s_k, dtype=torch.int64, device=HOST) - (s_k - s_q)
     first = own if causal else own - (window - 1)
     return from_columns((own + window, first), s_q=s_q, causal=False, kind="sliding_window", device=device)
 
@@ -109,14 +111,10 @@ def global_sliding(s: int, *, global_tokens: int, window_size: int | tuple[int, 
         window_size: Keys to the left and to the right that a row sees besides its own; one number for both.
         device: Where the mask shall lie.
     """
-    left, right = (window_size, window_size) if isinstance(window_size, int) else window_size
     check_length("s", s)
-    if left < 0 or right < 0 or global_tokens < 0:
-        raise InvalidInputError(
-            "global_tokens and window_size must be >= 0, "
-            f"got global_tokens={global_tokens!r}, window_size={window_size!r}."
-        )
-    column = torch.arange(s, dtype=torch.int64)
+    left, right = (min(side, s) for side in sides_of(window_size, least=0))
+    global_tokens = min(check_int("global_tokens", global_tokens), s)
+    column = torch.arange(s, dtype=torch.int64, device=HOST)
     is_global = column < global_tokens
     start_low = (column + left + 1).masked_fill(is_global, s)
     end_low = torch.full_like(column, s)

@@ -7,7 +7,15 @@ from typing import TYPE_CHECKING
 import torch
 
 from fmcore.errors import InvalidInputError
-from fmcore.masks._canonical import causal_bounds, check_indices, check_length, planes_from_indices, visible_planes
+from fmcore.masks._canonical import (
+    causal_bounds,
+    check_block_mask,
+    check_indices,
+    check_length,
+    leading_of,
+    planes_from_indices,
+    visible_planes,
+)
 from fmcore.masks.mask import Mask
 
 if TYPE_CHECKING:
@@ -48,14 +56,23 @@ def canonicalize(
     if not isinstance(causal, bool):
         raise InvalidInputError(f"causal must be a bool, got {causal!r}.")
     if startend_row_indices is None:
-        check_length("s_q", s_q)
-        check_length("s_k", s_k)
-        device = None if block_mask is None else block_mask.device
-        begin = causal_bounds(s_q, s_k, device) if causal else torch.zeros(s_k, dtype=torch.int32, device=device)
-        planes = visible_planes(begin, torch.full_like(begin, s_q)).view(1, 1, 2, s_k)
-        if block_mask is not None:
-            planes = planes.expand(*block_mask.shape[:2], 2, s_k)
-        return Mask(planes, s_q=s_q, mode=1, kind="causal" if causal else "full", block_mask=block_mask)
+        return plain(s_q, s_k, causal=causal, block_mask=block_mask)
     indices = check_indices(startend_row_indices, s_q=s_q, s_k=s_k, causal=causal)
     mode, planes = planes_from_indices(indices, s_q=s_q, s_k=s_k, causal=causal)
     return Mask(planes, s_q=s_q, mode=mode, kind=kind, block_mask=block_mask)
+
+
+def plain(
+    s_q: int, s_k: int, *, causal: bool, block_mask: Tensor | None = None, device: torch.device | None = None
+) -> Mask:
+    """The mask of no bounds at all: full or causal, on ``device`` or beside its block mask."""
+    check_length("s_q", s_q)
+    check_length("s_k", s_k)
+    batch = heads = 1
+    if block_mask is not None:
+        batch, heads = leading_of(block_mask)
+        block_mask = check_block_mask(block_mask, batch=batch, heads=heads, s_q=s_q, s_k=s_k)
+        device = block_mask.device
+    begin = causal_bounds(s_q, s_k, device) if causal else torch.zeros(s_k, dtype=torch.int32, device=device)
+    planes = visible_planes(begin, torch.full_like(begin, s_q)).expand(batch, heads, 2, s_k)
+    return Mask(planes, s_q=s_q, mode=1, kind="causal" if causal else "full", block_mask=block_mask)

@@ -6,8 +6,15 @@ import torch
 from torch import Tensor
 
 from fmcore.errors import InvalidInputError
-from fmcore.masks._canonical import causal_bounds, check_block_mask, check_length, hidden_intervals, hidden_planes
-from fmcore.masks._columns import Device, from_columns
+from fmcore.masks._canonical import (
+    causal_bounds,
+    check_block_mask,
+    check_length,
+    hidden_intervals,
+    hidden_planes,
+    leading_of,
+)
+from fmcore.masks._columns import HOST, Device, from_columns, sides_of
 from fmcore.masks.mask import Mask
 
 __all__ = ["from_dense", "from_window", "simplify", "to_startend_row_indices", "with_block_mask"]
@@ -26,14 +33,12 @@ def from_window(
         >>> from_window(1, 3, causal=True).dense().int()[0, 0].tolist()
         [[1, 0, 0], [1, 1, 0], [0, 1, 1]]
     """
-    sides = (window_size, window_size) if isinstance(window_size, int) else tuple(window_size)
-    if len(sides) != 2 or not all(isinstance(w, int) and not isinstance(w, bool) and w >= -1 for w in sides):
-        raise InvalidInputError(f"window_size must be an int or a pair of ints >= -1, got {window_size!r}.")
-    left, right = sides[0], 0 if causal else sides[1]
     s_k = s_q if s_k is None else s_k
     check_length("s_q", s_q)
     check_length("s_k", s_k)
-    own = torch.arange(s_k, dtype=torch.int64) - (s_k - s_q)
+    left, right = (min(side, s_q + s_k) for side in sides_of(window_size, least=-1))
+    right = 0 if causal else right
+    own = torch.arange(s_k, dtype=torch.int64, device=HOST) - (s_k - s_q)
     end = torch.full_like(own, s_q) if left == -1 else own + left + 1
     first = torch.zeros_like(own) if right == -1 else own - right
     return from_columns((end, first), s_q=s_q, causal=False, kind="sliding_window", device=device)
@@ -156,9 +161,9 @@ def with_block_mask(mask: Mask, block_mask: Tensor) -> Mask:
 
     Batch and heads of the two may differ where one of them is 1.
     """
-    shape = tuple(block_mask.shape[:2]) if isinstance(block_mask, Tensor) and block_mask.dim() == 4 else (1, 1)
     batch, heads = (
-        mine if theirs == 1 else theirs for mine, theirs in zip((mask.batch, mask.heads), shape, strict=True)
+        mine if theirs == 1 else theirs
+        for mine, theirs in zip((mask.batch, mask.heads), leading_of(block_mask), strict=True)
     )
     planes = mask.planes
     if mask.batch in (1, batch) and mask.heads in (1, heads):

@@ -10,6 +10,8 @@ import torch
 from torch import Tensor
 
 from fmcore.errors import InvalidInputError
+from fmcore.masks._canonical import check_length
+from fmcore.masks._columns import HOST, placed
 from fmcore.masks.canonical import canonicalize
 
 if TYPE_CHECKING:
@@ -40,10 +42,13 @@ def degenerate_bounds(name: str, s_q: int, s_k: int | None = None, *, device: De
     if entry is None:
         raise InvalidInputError(f"no degenerate mask {name!r}; there are {', '.join(_CASES)}.")
     causal, make, note = entry
-    column = torch.arange(s_q if s_k is None else s_k, dtype=torch.int64)
-    vectors = [torch.as_tensor(v).expand_as(column) for v in make(column, s_q)]
+    s_k = s_q if s_k is None else s_k
+    check_length("s_q", s_q)
+    check_length("s_k", s_k)
+    column = torch.arange(s_k, dtype=torch.int64, device=HOST)
+    vectors = [torch.as_tensor(v, device=HOST).expand_as(column) for v in make(column, s_q)]
     indices = torch.stack(vectors, dim=-1).to(torch.int32).view(1, 1, column.numel(), len(vectors))
-    return RawBounds(indices if device is None else indices.to(device), causal, note)
+    return RawBounds(placed(indices, device), causal, note)
 
 
 def degenerate(name: str, s_q: int, s_k: int | None = None, *, device: Device = None) -> Mask:

@@ -2,26 +2,25 @@
 
 from __future__ import annotations
 
-import weakref
 from typing import TYPE_CHECKING, Any, NoReturn, final
 
 import torch
 from torch import Tensor
-from torch.utils.weak import WeakIdKeyDictionary
 
 from fmcore.errors import InvalidInputError
-from fmcore.masks import _area
-from fmcore.masks._canonical import BLOCK, check_block_mask, hidden_intervals
+from fmcore.masks import _area, _wrapped
+from fmcore.masks._canonical import BLOCK, check_block_mask, check_length
+from fmcore.masks._equal import same_visibility
+from fmcore.masks._wrapped import version
 
 if TYPE_CHECKING:
-    from collections.abc import MutableMapping
-
     from fmcore.masks.plan import Plan
 
 __all__ = ["Mask"]
 
 _PLANES = {1: 2, 2: 4}
-
+_UNKNOWN = (-2, -2)
+"""Versions of tensors that nothing was derived from yet."""
 
 _SIGNATURES: dict[tuple[Any, ...], int] = {}
 
@@ -76,6 +75,7 @@ class Mask:
     _copies: dict[Any, Any]
     _plans: dict[Any, Plan]
     _exact: float | None
+    _versions: tuple[int, int]
 
     def __init__(
         self, planes: Tensor, *, s_q: int, mode: int, kind: str = "custom", block_mask: Tensor | None = None
@@ -83,15 +83,17 @@ class Mask:
         count = _PLANES.get(mode)
         if count is None:
             raise InvalidInputError(f"mode must be 1 (visible interval) or 2 (two hidden intervals), got {mode!r}.")
-        if planes.dim() != 4 or planes.shape[2] != count or planes.dtype != torch.int32:
+        check_length("s_q", s_q)
+        if planes.dim() != 4 or planes.shape[2] != count or planes.dtype != torch.int32 or 0 in planes.shape[:2]:
             raise InvalidInputError(
-                f"planes of mode {mode} must be int32 [batch, heads, {count}, s_k], "
+                f"planes of mode {mode} must be int32 [batch, heads, {count}, s_k] with batch and heads at least 1, "
                 f"got {planes.dtype} {tuple(planes.shape)}."
             )
         batch, heads, _, s_k = planes.shape
         if block_mask is not None:
             block_mask = check_block_mask(block_mask, batch=batch, heads=heads, s_q=s_q, s_k=s_k)
-        if planes.is_inference():  # an inference tensor could not be saved for a backward later on
+        # An inference tensor could not be saved for a backward later on; a compiler cannot trace the question.
+        if not torch.compiler.is_compiling() and planes.is_inference():
             with torch.inference_mode(mode=False):
                 planes = planes.clone()
         plain = block_mask is None
@@ -112,6 +114,7 @@ class Mask:
             _plans={},
             captured=_capturing(planes.device),
             _exact=None,
+            _versions=_UNKNOWN,
         )
 
     @classmethod
@@ -125,21 +128,28 @@ class Mask:
         """
         if _capturing(planes.device):
             return cls(planes, s_q=s_q, mode=mode, kind=kind, block_mask=block_mask)
-        key = (s_q, mode, kind, _version(planes), None if block_mask is None else _version(block_mask))
-        held = _WRAPPED.get(planes)
-        if held is None or held.key != key or held.block_mask() is not block_mask:
-            held = None
+        key = (s_q, mode, kind, version(planes), version(block_mask))
+        held = _wrapped.recall(planes, key, block_mask)
         known = None if held is None else held.mask()
         if known is not None:
             return known
         mask = cls(planes, s_q=s_q, mode=mode, kind=kind, block_mask=block_mask)
         if held is not None:
+            mask._refresh()  # so that what is handed on next counts as of these versions
             mask.__dict__["_plans"] = held.plans
             for plan in held.plans.values():
                 plan.rebind(mask)
         if mask.planes is planes:  # a copy made contiguous would not see later changes of the original
-            _WRAPPED[planes] = _Wrapped(key, mask, block_mask)
+            _wrapped.remember(planes, key, mask, mask._plans, block_mask)
         return mask
+
+    def _refresh(self) -> None:
+        """Forget what was derived from the tensors if they were changed in place since."""
+        now = (version(self.planes), version(self.block_mask))
+        if now != self._versions:
+            if self._versions is not _UNKNOWN:
+                self.__dict__.update(_copies={}, _plans={}, _exact=None)
+            self.__dict__["_versions"] = now
 
     def planes_on(self, device: torch.device | str | None = None) -> Tensor:
         """The planes on ``device`` (default: where they are), copied at most once per device."""
@@ -151,10 +161,11 @@ class Mask:
 
     def _on(self, name: str, device: torch.device | str | None) -> Tensor:
         tensor: Tensor = self.__dict__[name]
-        where = tensor.device if device is None else _indexed(device)
+        where = tensor.device if device is None else indexed(device)
         if where == tensor.device:
             return tensor
-        key = (name, where, _version(tensor))
+        self._refresh()
+        key = (name, where)
         copy: Tensor | None = self._copies.get(key)
         if copy is None:
             copy = tensor.to(where)
@@ -164,10 +175,11 @@ class Mask:
 
     def to(self, device: torch.device | str) -> Mask:
         """The same mask with its tensors on ``device``; itself if they are there already."""
-        where = _indexed(device)
+        where = indexed(device)
         if where == self.device:
             return self
-        key = ("mask", where, _version(self.planes))
+        self._refresh()
+        key = ("mask", where)
         moved: Mask | None = self._copies.get(key)
         if moved is None:
             block_mask = self.block_mask_on(where)
@@ -182,9 +194,9 @@ class Mask:
         Rebuilt when the planes were changed in place. A plan first asked for while a graph is captured is part of that
         graph and is not kept, unless the mask itself was made in the capture.
         """
-        where = self.device if device is None else _indexed(device)
-        keep = self.block_mask
-        key = (block_q, block_k, where, _version(self.planes), None if keep is None else _version(keep))
+        where = self.device if device is None else indexed(device)
+        self._refresh()
+        key = (block_q, block_k, where)
         plan: Plan | None = self._plans.get(key)
         if plan is None:
             from fmcore.masks.plan import build_plan
@@ -212,6 +224,7 @@ class Mask:
 
     def exact_area(self) -> float:
         """Share of the (row, column) pairs that are visible, over batch and mask heads; waits for the device once."""
+        self._refresh()
         exact = self._exact
         if exact is None:
             exact = self.__dict__["_exact"] = _area.exact_area(self)
@@ -244,15 +257,7 @@ class Mask:
             return NotImplemented
         if (self.s_q, self.s_k, self.batch, self.heads) != (other.s_q, other.s_k, other.batch, other.heads):
             return False
-        mine = torch.stack(hidden_intervals(self.mode, self.planes, self.s_q))
-        theirs = torch.stack(hidden_intervals(other.mode, other.planes_on(self.device), other.s_q))
-        if not torch.equal(mine, theirs):
-            return False
-        keep_mine, keep_theirs = self.block_mask, other.block_mask_on(self.device)
-        if keep_mine is None or keep_theirs is None:
-            keep = keep_theirs if keep_mine is None else keep_mine
-            return keep is None or bool(keep.all())
-        return torch.equal(keep_mine, keep_theirs)
+        return same_visibility(self, other.to(self.device))
 
     def __hash__(self) -> int:
         return hash((self.s_q, self.s_k, self.batch, self.heads))
@@ -274,39 +279,15 @@ class Mask:
         )
 
 
-class _Wrapped:
-    """What is remembered of planes that were wrapped: nothing that keeps the planes or the mask alive."""
-
-    __slots__ = ("block_mask", "key", "mask", "plans")
-
-    def __init__(self, key: tuple[Any, ...], mask: Mask, block_mask: Tensor | None) -> None:
-        self.key = key
-        self.mask = weakref.ref(mask)
-        self.plans = mask._plans  # noqa: SLF001 -- a part of Mask
-        self.block_mask = _nothing if block_mask is None else weakref.ref(block_mask)
-
-
-def _nothing() -> None:
-    """Stand in for a weak reference to None."""
-
-
-_WRAPPED: MutableMapping[Tensor, _Wrapped] = WeakIdKeyDictionary()
-
-
 def _rebuild(planes: Tensor, s_q: int, mode: int, kind: str, block_mask: Tensor | None) -> Mask:
     return Mask(planes, s_q=s_q, mode=mode, kind=kind, block_mask=block_mask)
-
-
-def _version(tensor: Tensor) -> int:
-    """How often the tensor was changed in place; inference tensors keep no count and cannot be changed outside."""
-    return -1 if tensor.is_inference() else tensor._version  # noqa: SLF001 -- the one way to ask
 
 
 def _capturing(device: torch.device) -> bool:
     return device.type == "cuda" and torch.cuda.is_current_stream_capturing()
 
 
-def _indexed(device: torch.device | str) -> torch.device:
+def indexed(device: torch.device | str) -> torch.device:
     """The device with its index, so that ``cuda`` and ``cuda:0`` are one key."""
     where = torch.device(device)
     if where.index is None and where.type not in ("cpu", "meta"):

@@ -8,8 +8,9 @@ from typing import TYPE_CHECKING
 import torch
 from torch import Tensor
 
-from fmcore.errors import InvalidInputError
+from fmcore.errors import InvalidInputError, UnsupportedError
 from fmcore.masks._canonical import BLOCK, hidden_intervals
+from fmcore.masks._columns import HOST
 from fmcore.masks.mask import Mask
 
 if TYPE_CHECKING:
@@ -76,10 +77,24 @@ def save_png(
         batch: Which sequence.
         head: Which mask head.
         title: Above the picture; by default the mask's kind and sizes.
+
+    Raises:
+        UnsupportedError: matplotlib is not installed.
+        InvalidInputError: No such sequence, head or directory, or a mask without pairs.
     """
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-    from matplotlib.colors import ListedColormap
-    from matplotlib.figure import Figure
+    try:
+        from matplotlib.backends.backend_agg import FigureCanvasAgg
+        from matplotlib.colors import ListedColormap
+        from matplotlib.figure import Figure
+    except ModuleNotFoundError as error:
+        raise UnsupportedError(
+            f"a picture of a mask needs matplotlib ({error}); pip install matplotlib, or draw it with to_text."
+        ) from error
+    if not mask.s_q or not mask.s_k:
+        raise InvalidInputError(f"there is nothing to draw in {mask!r}; it has no pairs.")
+    target = Path(path)
+    if not target.parent.is_dir():
+        raise InvalidInputError(f"cannot write {str(path)!r}: there is no directory {str(target.parent)!r}.")
 
     one = _single(mask, batch, head)
     plan = one.plan(block_q, block_k, "cpu")
@@ -102,7 +117,6 @@ def save_png(
     figure.suptitle(
         title if title is not None else f"{mask.kind}, {mask.s_q} x {mask.s_k}; tiles: partial orange, full blue"
     )
-    target = Path(path)
     figure.savefig(target, dpi=120, format="png")
     return target
 
@@ -121,7 +135,7 @@ def sample(mask: Mask, limit: int = 1024) -> Tensor:
 
 def _spread(size: int, limit: int) -> Tensor:
     count = min(size, limit)
-    return ((2 * torch.arange(count) + 1) * size // max(1, 2 * count)).clamp(max=max(0, size - 1))
+    return ((2 * torch.arange(count, device=HOST) + 1) * size // max(1, 2 * count)).clamp(max=max(0, size - 1))
 
 
 def _pair_classes(mask: Mask) -> Tensor:

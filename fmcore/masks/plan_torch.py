@@ -99,7 +99,7 @@ def _lists(classes: Tensor) -> tuple[Tensor, Tensor, Tensor]:
 
 def _fill_visible(lists: Tensor, members: tuple[Tensor, Tensor], ends: tuple[Tensor, Tensor], entry: Tensor) -> None:
     """Write the visible entries alone."""
-    column = torch.arange(int(ends[1].max()), dtype=torch.int32)
+    column = torch.arange(int(ends[1].max()), dtype=torch.int32, device=lists.device)
     begin = torch.zeros_like(ends[0]).unsqueeze(-1)
     for member, stop in zip(members, ends, strict=True):
         end = stop.unsqueeze(-1)
@@ -132,6 +132,11 @@ def _strips(rows: int, n: int, m: int, device: torch.device) -> Iterator[tuple[s
 def classify(mask: Mask, planes: Tensor, block_mask: Tensor | None, block_q: int, block_k: int) -> Tensor:
     """Classes of all tile pairs, uint8 ``[batch * heads, nk, nq]``: 0 skip, 1 partial, 2 full."""
     batch, heads, count, s_k = planes.shape
+    # A tile beyond the end is the same tile; cut, its size fits the bounds' int32 and costs nothing.
+    whole_q, whole_k = (
+        max(1, size) if block_mask is None else -(-size // BLOCK) * BLOCK or BLOCK for size in (mask.s_q, s_k)
+    )
+    block_q, block_k = min(block_q, whole_q), min(block_k, whole_k)
     rows, nq, nk = batch * heads, -(-mask.s_q // block_q), -(-s_k // block_k)
     flat = planes.view(rows, count, s_k)
     keep = None if block_mask is None else block_mask.view(rows, *block_mask.shape[2:])
@@ -175,10 +180,10 @@ def _classes(mode: int, planes: Tensor, s_q: int, block_q: int, block_k: int, *,
     base = (row * (nq + 1)).view(-1)
     for start, end in ((us, ue), (ls, le)):
         some = start < end
-        last = (end + (block_q - 1)) // block_q
+        last = _ceil(end, block_q)
         runs = (
             (touched, start // block_q, last),
-            (covered, (start + (block_q - 1)) // block_q, torch.where(end == s_q, last, end // block_q)),
+            (covered, _ceil(start, block_q), torch.where(end == s_q, last, end // block_q)),
         )
         for marks, a, b in runs:
             _mark(marks, base, a.clamp(q0, q1) - q0, b.clamp(q0, q1) - q0, some)
@@ -188,6 +193,11 @@ def _classes(mode: int, planes: Tensor, s_q: int, block_q: int, block_k: int, *,
     hidden = covered.view(heads, nk, nq + 1).cumsum(-1, dtype=torch.int32)[..., :nq] == size.view(nk, 1)
     clean = touched.view(heads, nk, nq + 1).cumsum(-1, dtype=torch.int32)[..., :nq] == 0
     return (~hidden).to(torch.uint8) + clean.to(torch.uint8)
+
+
+def _ceil(row: Tensor, block: int) -> Tensor:
+    """``ceil(row / block)`` where ``row + block`` may not fit int32."""
+    return (row - 1) // block + 1
 
 
 def _mark(runs: Tensor, base: Tensor, first: Tensor, stop: Tensor, some: Tensor) -> None:

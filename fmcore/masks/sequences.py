@@ -9,7 +9,7 @@ from torch import Tensor
 
 from fmcore.errors import InvalidInputError
 from fmcore.masks._canonical import check_length, hidden_planes
-from fmcore.masks._columns import from_columns
+from fmcore.masks._columns import HOST, from_columns
 from fmcore.masks.converters import simplify
 from fmcore.masks.mask import Mask
 
@@ -42,7 +42,7 @@ def from_cu_seqlens(
     """
     cu_q, s_q = _cumulative("q", cu_seqlens_q, s_q)
     if cu_seqlens_k is None:
-        cu_k, s_k = cu_q, s_q if s_k is None else s_k
+        cu_k, s_k = cu_q, s_q if s_k is None else _checked("q", cu_q, "s_k", s_k)
     else:
         cu_k, s_k = _cumulative("k", cu_seqlens_k, s_k)
     if cu_q.shape != cu_k.shape:
@@ -60,7 +60,7 @@ def from_cu_seqlens(
         first += (column - cu_k[number] - offset).clamp(min=0)
     kind = "causal_document" if causal else "document"
     end = end.masked_fill(padding, 0)
-    return from_columns((end, first), s_q=s_q, causal=False, kind=kind)
+    return from_columns((end, first), s_q=s_q, causal=False, kind=kind, device=cu_k.device)
 
 
 def _cumulative(name: str, cu_seqlens: object, size: int | None) -> tuple[Tensor, int]:
@@ -77,14 +77,18 @@ def _cumulative(name: str, cu_seqlens: object, size: int | None) -> tuple[Tensor
         )
         raise InvalidInputError(f"cu_seqlens_{name} must be int32 or int64 [documents + 1], got {found}.")
     cu = cu_seqlens.long()
-    total = int(cu[-1]) if size is None else size
-    check_length(f"s_{name}", total)
+    return cu, _checked(name, cu, f"s_{name}", int(cu[-1]) if size is None else size)
+
+
+def _checked(name: str, cu: Tensor, of: str, total: int) -> int:
+    """``total``, if the documents of ``cu`` fit in it."""
+    check_length(of, total)
     if cu.device.type == "cpu" and (int(cu[0]) != 0 or bool((cu.diff() < 0).any()) or int(cu[-1]) > total):
         raise InvalidInputError(
-            f"cu_seqlens_{name} must rise from 0 to at most s_{name}={total}, got {cu_seqlens.tolist()[:8]}"
+            f"cu_seqlens_{name} must rise from 0 to at most {of}={total}, got {cu.tolist()[:8]}"
             f"{' ...' if cu.numel() > 8 else ''}."
         )
-    return cu, total
+    return total
 
 
 def from_nested(query: Tensor, key: Tensor | None = None, *, causal: bool) -> Mask:
@@ -101,15 +105,26 @@ def from_nested(query: Tensor, key: Tensor | None = None, *, causal: bool) -> Ma
     sides = []
     for name, nested in (("query", query), ("key", query if key is None else key)):
         if not isinstance(nested, Tensor) or not nested.is_nested or nested.layout != torch.jagged:
-            raise InvalidInputError(
-                f"{name} must be a nested tensor of layout torch.jagged, got {type(nested).__name__}."
-            )
+            raise InvalidInputError(f"{name} must be a nested tensor of layout torch.jagged, got {_described(nested)}.")
         jagged: Any = nested  # torch's stubs give Tensor no offsets
         if jagged.lengths() is not None:
             raise InvalidInputError(f"{name} has holes between its sequences; make it contiguous first.")
+        if jagged._ragged_idx != 1:  # noqa: SLF001 -- torch has no public name for it
+            raise InvalidInputError(
+                f"{name} is ragged in dimension {jagged._ragged_idx}, of shape {tuple(jagged.shape)}; "  # noqa: SLF001
+                "transpose it so that the sequences lie in dimension 1."
+            )
         sides.append((jagged.offsets(), jagged.values().shape[0]))
     (cu_q, s_q), (cu_k, s_k) = sides
     return from_cu_seqlens(cu_q, cu_k, causal=causal, s_q=s_q, s_k=s_k)
+
+
+def _described(value: object) -> str:
+    if isinstance(value, Tensor):
+        return (
+            f"a nested tensor of layout {value.layout}" if value.is_nested else f"a plain tensor {tuple(value.shape)}"
+        )
+    return type(value).__name__
 
 
 def from_document_ids(ids: Tensor, *, causal: bool) -> Mask:
@@ -146,7 +161,7 @@ def _hidden_of_ids(ids: Tensor, sequence: int, *, causal: bool) -> Tensor:
     of_id: dict[int, list[tuple[int, int]]] = {}
     for value, start, stop in runs:
         of_id.setdefault(value, []).append((start, stop))
-    bounds = torch.zeros(4, s, dtype=torch.int64)
+    bounds = torch.zeros(4, s, dtype=torch.int64, device=HOST)
     for value, start, stop in runs:
         span = slice(start, stop)
         if value < 0:
@@ -157,7 +172,7 @@ def _hidden_of_ids(ids: Tensor, sequence: int, *, causal: bool) -> Tensor:
         gaps = [(a, b) for a, b in zip(edges[::2], edges[1::2], strict=True) if a < b]
         if causal:  # the rows above the run join the rows above the diagonal, which column 0 alone lacks
             gaps = gaps[start > 0 :]
-            bounds[1, span] = torch.arange(start, stop)
+            bounds[1, span] = torch.arange(start, stop, device=HOST)
         room = 1 if causal and stop > 1 else 2
         if len(gaps) > room:
             column = 1 if causal and start == 0 and len(gaps) == 2 else start

@@ -12,8 +12,8 @@ import torch
 from torch import Tensor
 
 from fmcore.errors import InvalidInputError
-from fmcore.masks._canonical import check_length
-from fmcore.masks._columns import Device, Lengths, bounds_of, from_columns, is_list, table_of
+from fmcore.masks._canonical import check_int, check_length
+from fmcore.masks._columns import HOST, Device, Lengths, bounds_of, from_columns, is_list, pairs_of, placed, table_of
 from fmcore.masks.canonical import canonicalize
 from fmcore.masks.mask import Mask
 
@@ -68,8 +68,8 @@ def causal_blockwise(lengths: Lengths, *, device: Device = None) -> Mask:
         raise InvalidInputError(f"the sequences of the batch must have the same total length, got {sorted(totals)}.")
     _, end = bounds_of(table)
     size = end.shape[-1]
-    last = torch.tensor([size - (row[-1] if row else 0) for row in table]).unsqueeze(-1)
-    in_last = torch.arange(size) >= last
+    last = torch.tensor([size - (row[-1] if row else 0) for row in table], device=HOST).unsqueeze(-1)
+    in_last = torch.arange(size, device=HOST) >= last
     stop = torch.where(in_last, size, last.expand_as(end))
     return from_columns((end, stop), s_q=size, causal=True, kind="causal_blockwise", device=device)
 
@@ -86,11 +86,9 @@ def prefix_lm_document(documents: Sequence[tuple[int, int]], *, s: int | None = 
         >>> prefix_lm_document([(2, 3)]).dense().int()[0, 0].tolist()
         [[1, 1, 0], [1, 1, 0], [1, 1, 1]]
     """
-    for pair in documents:
-        if not is_list(pair) or len(pair) != 2 or not 0 <= pair[0] <= pair[1]:
-            raise InvalidInputError(f"a document must be (prefix, length) with 0 <= prefix <= length, got {pair!r}.")
+    documents = pairs_of("documents", "(prefix, length) with 0 <= prefix <= length", documents)
     start, end = bounds_of([[length for _, length in documents]], s)
-    first = torch.arange(end.shape[-1]).expand_as(end).clone()
+    first = torch.arange(end.shape[-1], device=HOST).expand_as(end).clone()
     firsts = accumulate((length for _, length in documents), initial=0)
     for at, (prefix, _) in zip(firsts, documents, strict=False):
         first[0, at : at + prefix] = start[0, at : at + prefix]
@@ -100,10 +98,10 @@ def prefix_lm_document(documents: Sequence[tuple[int, int]], *, s: int | None = 
 def prefix_lm_causal(s_q: int, s_k: int | None = None, *, prefix: int, device: Device = None) -> Mask:
     """Every row sees the first ``prefix`` columns; the others are seen causally (aligned at the bottom right)."""
     s_k = s_q if s_k is None else s_k
+    check_length("s_q", s_q)
     check_length("s_k", s_k)
-    if not isinstance(prefix, int) or not 0 <= prefix <= s_k:
-        raise InvalidInputError(f"prefix must be an int in [0, s_k={s_k}], got {prefix!r}.")
-    column = torch.arange(s_k, dtype=torch.int64)
+    prefix = check_int("prefix", prefix, 0, s_k)
+    column = torch.arange(s_k, dtype=torch.int64, device=HOST)
     first = (column - (s_k - s_q)).masked_fill(column < prefix, 0)
     last = torch.full_like(column, s_q)
     return from_columns((last, first), s_q=s_q, causal=False, kind="prefix_lm_causal", device=device)
@@ -118,14 +116,12 @@ def qk_sparse(s: int, *, ranges: Sequence[tuple[int, int]], device: Device = Non
         device: Where the mask shall lie.
     """
     check_length("s", s)
-    column = torch.arange(s, dtype=torch.int64)
+    column = torch.arange(s, dtype=torch.int64, device=HOST)
     stop = column.clone()
     behind = 0
-    for start, end in sorted((int(a), int(b)) for a, b in ranges):
+    for start, end in sorted(pairs_of("ranges", "(start, end) with 0 <= start <= end", ranges)):
         if not behind <= start <= end <= s:
-            raise InvalidInputError(
-                f"ranges must be disjoint (start, end) pairs within [0, s={s}], got {list(ranges)!r}."
-            )
+            raise InvalidInputError(f"ranges must be disjoint (start, end) pairs within [0, s={s}], got {ranges!r}.")
         stop[start:end] = behind = end
     return from_columns((column, stop), s_q=s, causal=True, kind="qk_sparse", device=device)
 
@@ -144,29 +140,26 @@ def random_eviction(
         device: Where the mask shall lie.
     """
     check_length("s", s)
-    kept = s // 2 if kept is None else kept
-    if not 1 <= kept <= s and s:
-        raise InvalidInputError(f"kept must be in [1, s={s}], got {kept!r}.")
+    batch, heads = check_int("batch", batch, 1), check_int("heads", heads, 1)
+    kept = max(1, s // 2) if kept is None else check_int("kept", kept, 1, max(1, s))
     generator = random.Random(seed)  # noqa: S311 -- a choice of keys, not a secret
     rows = [_evictions(s, kept, generator) for _ in range(batch * heads)]
-    lts = torch.stack(rows).view(batch, heads, s, 1) if rows else torch.zeros(batch, heads, s, 1, dtype=torch.int32)
-    if device is not None:
-        lts = lts.to(device)
-    return canonicalize(lts, s_q=s, s_k=s, causal=True, kind="random_eviction")
+    lts = torch.stack(rows).view(batch, heads, s, 1)
+    return canonicalize(placed(lts, device), s_q=s, s_k=s, causal=True, kind="random_eviction")
 
 
 def _evictions(s: int, kept: int, generator: random.Random) -> Tensor:
     """First row that no longer sees each column: row kept + k evicts one of the chosen keys that lie before it."""
-    last_row = torch.full((s,), s, dtype=torch.int32)
-    chosen = deque(sorted(generator.sample(range(max(0, s - 1)), max(0, s - max(kept, 1)))))
+    last_row = torch.full((s,), s, dtype=torch.int32, device=HOST)
+    chosen = deque(sorted(generator.sample(range(max(0, s - 1)), max(0, s - kept))))
     waiting: list[tuple[float, int]] = []
     rows: list[int] = []
     columns: list[int] = []
     # Sorted, the k-th choice is below kept + k, so there is always a candidate.
-    for row in range(max(kept, 1), s):
+    for row in range(kept, s):
         while chosen and chosen[0] < row:
             heapq.heappush(waiting, (generator.random(), chosen.popleft()))
         columns.append(heapq.heappop(waiting)[1])
         rows.append(row)
-    last_row[torch.tensor(columns, dtype=torch.int64)] = torch.tensor(rows, dtype=torch.int32)
+    last_row[torch.tensor(columns, dtype=torch.int64, device=HOST)] = torch.tensor(rows, dtype=torch.int32, device=HOST)
     return last_row

@@ -9,6 +9,7 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from mask_oracle import dense_by_pairs, lengths
+from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fmcore import masks
 from fmcore.errors import InvalidInputError
@@ -130,19 +131,34 @@ def test_random_eviction_keeps_a_cache_of_its_size(s, seed):
         (lambda: masks.causal_document([3, -1]), "int >= 0, got -1"),
         (lambda: masks.causal_document([3, [1]]), "mixes"),
         (lambda: masks.causal_document([3, 4], s=6), "7 tokens together, but s=6"),
-        (lambda: masks.sliding_window(4, window=0), "window must be an int >= 1"),
+        (lambda: masks.sliding_window(4, window=0), "keys that a row sees.* must be an int >= 1, got 0"),
         (lambda: masks.causal(-1), "s_q must be an int"),
         (lambda: masks.causal(2.0), "s_q must be an int"),
-        (lambda: masks.single_column(4, column=4), r"in \[0, s_k=4\), got 4"),
+        (lambda: masks.single_column(4, column=4), r"column must be an int in \[0, 3\], got 4"),
         (lambda: masks.prefix_lm_document([(3, 2)]), "prefix <= length"),
         (lambda: masks.prefix_lm_causal(4, prefix=5), "prefix must be"),
         (lambda: masks.causal_blockwise([[1, 2], [2, 2]]), r"same total length, got \[3, 4\]"),
         (lambda: masks.share_question([3]), "question, answer"),
-        (lambda: masks.global_sliding(4, global_tokens=-1, window_size=2), "must be >= 0"),
+        (lambda: masks.global_sliding(4, global_tokens=-1, window_size=2), "global_tokens must be an int >= 0, got -1"),
         (lambda: masks.random_eviction(4, kept=9), "kept must be"),
         (lambda: masks.benchmark("nope", 8192), "no benchmark mask 'nope'"),
-        (lambda: masks.benchmark("causal_document", 100), "need s >= 512"),
+        (lambda: masks.benchmark("causal_document", 100), "must be an int >= 512, got 100"),
         (lambda: masks.degenerate("nope", 4), "no degenerate mask"),
+        (lambda: masks.degenerate("stripes", -1), "s_q must be an int"),
+        (lambda: masks.prefix_lm_document(None), "list of pairs .prefix, length.*got None"),
+        (lambda: masks.prefix_lm_document([(1.0, 3)]), "entry of documents must be an int, got 1.0"),
+        (lambda: masks.global_sliding(8, global_tokens=1.5, window_size=1), "global_tokens must be an int, got 1.5"),
+        (lambda: masks.global_sliding(8, global_tokens=1, window_size=None), "window_size must be an int, got None"),
+        (lambda: masks.global_sliding(8, global_tokens=1, window_size=(1, 2, 3)), "int or a pair of ints"),
+        (lambda: masks.from_window(2.5, 8, causal=True), "window_size must be an int, got 2.5"),
+        (lambda: masks.qk_sparse(8, ranges=[1, 2]), "ranges must be a list of pairs .start, end.*got 1"),
+        (lambda: masks.random_eviction(8, heads=-1), "heads must be an int >= 1, got -1"),
+        (lambda: masks.random_eviction(8, kept=2.5), "kept must be an int, got 2.5"),
+        (lambda: masks.benchmark("causal", "8192"), "s must be an int in"),
+        (lambda: masks.Mask(torch.zeros(1, 1, 2, 4, dtype=torch.int32), s_q=-4, mode=1), "s_q must be an int in"),
+        (lambda: masks.Mask(torch.zeros(0, 1, 2, 4, dtype=torch.int32), s_q=4, mode=1), "batch and heads at least 1"),
+        (lambda: masks.from_dense(torch.zeros(0, 1, 4, 4, dtype=torch.bool)), "batch and heads at least 1"),
+        (lambda: masks.canonicalize(None, s_q=4, s_k=4, causal=True, block_mask=[1]), "block_mask must be.*got list"),
     ],
 )
 def test_wrong_arguments_are_refused_with_what_was_found(build, says):
@@ -183,6 +199,55 @@ def test_benchmark_heads_and_other_lengths():
         assert sum(length for _, length in documents) == s
         assert all(0 <= prefix <= length for prefix, length in documents)
     assert masks.benchmark("document", 2048) != masks.benchmark("document_published", 2048)
+
+
+def test_numbers_may_be_those_of_numpy():
+    numpy = pytest.importorskip("numpy")
+    assert masks.causal_document(numpy.array([3, 5])) == masks.causal_document([3, 5])
+    assert masks.causal_document([numpy.int64(3), 5]) == masks.causal_document(torch.tensor([3, 5]))
+    assert masks.sliding_window(8, window=numpy.int32(3)) == masks.sliding_window(8, window=3)
+
+
+@pytest.mark.parametrize("window", [9, 2**40, 2**80])
+def test_a_window_may_be_wider_than_anything(window):
+    assert masks.sliding_window(8, 9, window=window) == masks.causal(8, 9)
+    assert masks.from_window((window, window), 8, 9, causal=False) == masks.full(8, 9)
+    assert masks.global_sliding(8, global_tokens=window, window_size=window) == masks.full(8)
+
+
+ON_THE_HOST = {
+    "causal": lambda: masks.causal(91),
+    "sliding_window": lambda: masks.sliding_window(9, window=2),
+    "global_sliding": lambda: masks.global_sliding(9, global_tokens=1, window_size=1),
+    "causal_document": lambda: masks.causal_document([3, 5]),
+    "causal_blockwise": lambda: masks.causal_blockwise([1, 2, 3]),
+    "prefix_lm_document": lambda: masks.prefix_lm_document([(1, 3), (2, 4)]),
+    "prefix_lm_causal": lambda: masks.prefix_lm_causal(9, prefix=2),
+    "share_question": lambda: masks.share_question([[1, 2, 2], [3]]),
+    "qk_sparse": lambda: masks.qk_sparse(9, ranges=[(1, 3)]),
+    "random_eviction": lambda: masks.random_eviction(9, heads=2),
+    "single_column": lambda: masks.single_column(4),
+    "all_masked": lambda: masks.all_masked(4),
+    "from_window": lambda: masks.from_window(2, 8, causal=True),
+    "stripes": lambda: masks.degenerate("stripes", 8),
+    "document_published": lambda: masks.benchmark("document_published", 512),
+}
+
+
+@pytest.mark.parametrize("name", ON_THE_HOST)
+def test_a_default_device_is_where_a_mask_lies_and_nothing_else(name):
+    want = ON_THE_HOST[name]()
+    with torch.device("meta"):
+        there = ON_THE_HOST[name]()
+        assert want.plan(4, 4).exact_area == want.exact_area()
+        assert masks.to_text(want)
+        assert want.dense().shape == there.dense().shape
+    assert there.device.type == "meta"
+    assert ON_THE_HOST[name]().device.type == "cpu"  # nothing of the other device was kept
+    with FakeTensorMode():
+        fake = ON_THE_HOST[name]()
+    assert fake.planes.shape == want.planes.shape
+    assert type(ON_THE_HOST[name]().planes) is torch.Tensor
 
 
 def test_full_and_causal_are_kept_so_that_layers_share_a_plan():

@@ -10,7 +10,16 @@ from hypothesis import given, settings
 from mask_oracle import FORMS, dense_by_rule, raw_bounds
 
 from fmcore.errors import InvalidInputError
-from fmcore.masks import DEGENERATE_MASKS, Mask, canonicalize, degenerate, degenerate_bounds, to_startend_row_indices
+from fmcore.masks import (
+    DEGENERATE_MASKS,
+    Mask,
+    canonicalize,
+    degenerate,
+    degenerate_bounds,
+    from_dense,
+    to_startend_row_indices,
+    with_block_mask,
+)
 
 
 @settings(max_examples=100, deadline=None)
@@ -67,6 +76,22 @@ def test_degenerate_masks_follow_the_rule(name, s_q, s_k):
     mask = degenerate(name, s_q, s_k)
     assert torch.equal(mask.dense(), want)
     assert mask.kind == name
+
+
+def test_masks_are_equal_if_a_block_mask_makes_their_bounds_hide_the_same():
+    keep = torch.tensor([[1, 0, 0], [1, 1, 0], [1, 0, 1]], dtype=torch.int32).view(1, 1, 3, 3)
+    causal = with_block_mask(from_dense(torch.ones(300, 290, dtype=torch.bool).tril(10)), keep)
+    dense = causal.dense()
+    wider = torch.ones(300, 290, dtype=torch.bool).tril(10)
+    wider[:128, 128:] = True  # only where the block mask drops
+    assert with_block_mask(from_dense(wider), keep) == causal
+    dropped = from_dense(torch.ones(300, 290, dtype=torch.bool).tril(10)[:, :256].contiguous())
+    one, two = (with_block_mask(dropped, k[..., :2].contiguous()) for k in (keep, keep.tril()))
+    assert one == two  # above the diagonal nothing is left to drop
+    wider[255, 200] = False
+    assert torch.equal(dense, causal.dense())
+    assert with_block_mask(from_dense(wider), keep) != causal
+    assert with_block_mask(from_dense(wider), torch.ones_like(keep)) != causal
 
 
 def test_none_hides_nothing_or_what_is_above_the_diagonal():

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import pytest
 import torch
 
+import fmcore
 from fmcore import masks
 
 
@@ -29,10 +31,22 @@ def test_a_mask_is_an_argument_of_the_graph():
         torch.testing.assert_close(compiled(x, mask), use(x, mask))
 
 
+@pytest.mark.parametrize("dynamic", [False, True])
+def test_masks_may_be_built_in_the_graph(dynamic):
+    def use(q, k, v):
+        one = fmcore.flashmask_attention(q, k, v, mask=masks.causal_document([3, 5]), backend="torch")
+        return one + fmcore.flashmask_attention(q, k, v, mask=masks.causal(q.shape[1]), backend="torch")
+
+    qkv = [torch.randn(1, 8, 2, 8) for _ in range(3)]
+    compiled = torch.compile(use, fullgraph=True, backend="eager", dynamic=dynamic)
+    torch.testing.assert_close(compiled(*qkv), use(*qkv))
+    assert type(masks.causal(8).planes) is torch.Tensor  # none of the graph's was kept
+
+
 def test_canonicalising_can_be_traced():
     def use(indices):
         return masks.canonicalize(indices, s_q=8, s_k=8, causal=True).planes
 
     indices = torch.randint(0, 9, (1, 1, 8, 2), dtype=torch.int32)
-    got = torch.compile(use, fullgraph=False, backend="eager")(indices)
+    got = torch.compile(use, fullgraph=True, backend="eager")(indices)
     assert torch.equal(got, use(indices))

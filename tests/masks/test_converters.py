@@ -125,6 +125,11 @@ def test_wrong_cu_seqlens_are_refused(cu, says):
         masks.from_cu_seqlens(cu, causal=True)
 
 
+def test_documents_that_do_not_fit_are_refused():
+    with pytest.raises(InvalidInputError, match="cu_seqlens_q must rise from 0 to at most s_k=30"):
+        masks.from_cu_seqlens(torch.tensor([0, 20, 64]), causal=True, s_k=30)
+
+
 def test_no_document_at_all_is_all_padding():
     mask = masks.from_cu_seqlens(torch.tensor([0]), causal=True, s_q=3, s_k=3)
     assert not mask.dense().any()
@@ -163,6 +168,10 @@ def test_jagged_nested_tensors():
     assert masks.from_nested(query, key, causal=True) == masks.from_cu_seqlens(cu_q, cu_k, causal=True)
     with pytest.raises(InvalidInputError, match="jagged"):
         masks.from_nested(torch.zeros(2, 2), causal=True)
+    with pytest.raises(InvalidInputError, match="ragged in dimension 2"):
+        masks.from_nested(query.transpose(1, 2), causal=True)
+    with pytest.raises(InvalidInputError, match=r"got a nested tensor of layout torch\.strided"):
+        masks.from_nested(torch.nested.nested_tensor([torch.zeros(2, 3)]), causal=True)
 
 
 @settings(max_examples=25, deadline=None)

@@ -153,6 +153,33 @@ def test_plans_are_kept_per_tile_size_and_rebuilt_when_the_planes_change():
     assert torch.equal(again.classes(), masks.causal(100).plan(16, 32).classes())
 
 
+def test_what_is_kept_with_a_mask_follows_its_planes():
+    mask = masks.causal_document([40, 60])
+    assert mask.plan(16, 16).exact_area == mask.exact_area() != masks.causal(100).exact_area()
+    there = mask.to("meta")
+    mask.planes[:, :, 1].fill_(100)
+    assert mask.exact_area() == mask.plan(16, 16).exact_area == masks.causal(100).exact_area()
+    assert mask.to("meta") is not there
+    for _ in range(5):
+        mask.planes.add_(0)
+        mask.plan(16, 16)
+    assert len(mask._plans) == 1  # those of planes that are gone are gone
+
+
+def test_tiles_and_rows_may_be_as_large_as_int32_and_larger():
+    mask = masks.causal_document([40, 60])
+    for tile in (100, 2**31 - 1, 2**31, 2**40):
+        check(mask.plan(tile, 16), mask, 100, 16)
+        check(mask.plan(16, tile), mask, 16, 100)
+    keep = masks.with_block_mask(masks.causal(300), torch.tensor([[1, 0, 0], [0, 1, 0], [1, 1, 1]]).int()[None, None])
+    assert keep.plan(2**40, 2**40).classes().tolist() == [[[[1]]]]
+    s_q = 2**31 - 2
+    lts = torch.tensor([s_q - 1, 5], dtype=torch.int32).view(1, 1, 2, 1)
+    plan = masks.canonicalize(lts, s_q=s_q, s_k=2, causal=True).plan(2**28, 128)
+    assert plan.q_partial.flatten().tolist() == [0, 0, 0, 0, 0, 0, 0, 1]
+    assert plan.k_tiles.flatten().tolist()[:1] == [7]
+
+
 def test_planes_seen_before_yield_the_same_mask_and_plan():
     planes = masks.causal_document([40, 60]).planes.clone()
     mask = masks.Mask.from_planes(planes, s_q=100, mode=1)
