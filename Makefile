@@ -20,7 +20,7 @@ else
   EXTRAS := torch,report,test,dev
 endif
 
-.PHONY: conform test lint types format wheel compile-all asan fuzz bench clean
+.PHONY: conform test lint types format wheel compile-all compile-3.3 asan fuzz bench clean
 
 $(STAMP): pyproject.toml setup.py constraints/cpu.txt $(wildcard backends/cpu/csrc/*)
 	@echo "== setting up $(VENV) (share: 3 minutes of .ci/run)"
@@ -55,6 +55,13 @@ wheel: $(STAMP)
 
 compile-all: $(STAMP)
 	@$(BIN)/python backends/triton/tools/compile_all.py
+
+# Vendors' forks of Triton lag: the kernels keep to the language of 3.3, fetched beside the installed one.
+compile-3.3: $(STAMP) .make/triton-3.3/triton
+	@PYTHONPATH="$(abspath .make/triton-3.3)" $(BIN)/python backends/triton/tools/compile_all.py --quick --dtypes bf16 --targets sm_90,gfx90a
+
+.make/triton-3.3/triton:
+	@$(BIN)/python -m pip install --quiet --target .make/triton-3.3 --no-deps 'triton==3.3.*'
 
 asan: $(STAMP)
 	@PATH="$(abspath $(BIN)):$$PATH" bash backends/cpu/tools/asan.sh

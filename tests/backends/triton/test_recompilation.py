@@ -9,18 +9,16 @@ from types import SimpleNamespace
 import pytest
 import torch
 
-triton = pytest.importorskip("triton")
-
-from triton.runtime import jit
-
 from fmcore import masks
-from fmcore_triton import attention
+
+pytest.importorskip("triton")
 
 
 @pytest.fixture
 def keys(monkeypatch):
     """Per kernel, the distinct keys of its launches, for a GPU that is not here; nothing is compiled or run."""
     from triton.backends.compiler import GPUTarget
+    from triton.runtime import jit
 
     active = SimpleNamespace(get_current_target=lambda: GPUTarget("cuda", 90, 32), get_current_device=lambda: 0)
     monkeypatch.setattr(jit, "driver", SimpleNamespace(active=active))
@@ -40,6 +38,8 @@ def keys(monkeypatch):
 
 
 def call(mask, *, b=1, h_q=2, h_kv=1, d=64, dtype=torch.bfloat16):
+    from fmcore_triton import attention
+
     q, dout = (torch.zeros(b, mask.s_q, h_q, d, dtype=dtype) for _ in range(2))
     k, v = (torch.zeros(b, mask.s_k, h_kv, d, dtype=dtype) for _ in range(2))
     keywords = {"softmax_scale": d**-0.5, "softcap": 0.0, "sink": None, "deterministic": True}
@@ -50,7 +50,7 @@ def call(mask, *, b=1, h_q=2, h_kv=1, d=64, dtype=torch.bfloat16):
 def test_fifty_shapes_and_masks_share_one_key_per_kernel(keys):
     rng = random.Random(0)
     for i in range(50):
-        s = (1, 16, 128, 17)[i] if i < 4 else rng.randint(1, 900)
+        s = (1, 16, 128, 17)[i] if i < 4 else rng.randint(1, 400)
         heads = rng.choice((1, 2, 3))
         mask = rng.choice(
             (
