@@ -12,22 +12,28 @@ from fmcore.errors import InvalidInputError
 if TYPE_CHECKING:
     from fmcore.masks import Mask
 
-DOCUMENTS = ("causal_document", "document", "causal_blockwise")
-KINDS = (
-    "full",
-    "causal",
-    "sliding_window",
-    *DOCUMENTS,
-    "prefix_lm_document",
-    "prefix_lm_causal",
-    "share_question",
-    "global_sliding",
-    "qk_sparse",
-    "random_eviction",
-    "all_masked",
-    "single_column",
-)
+KINDS = {
+    "full": ("s_q", "s_k"),
+    "causal": ("s_q", "s_k"),
+    "sliding_window": ("s_q", "s_k", "window"),
+    "causal_document": ("lengths", "s_q"),
+    "document": ("lengths", "s_q"),
+    "causal_blockwise": ("lengths",),
+    "prefix_lm_document": ("lengths", "prefixes", "s_q"),
+    "prefix_lm_causal": ("s_q", "s_k", "prefix"),
+    "share_question": ("lengths", "s_q"),
+    "global_sliding": ("s_q", "window"),
+    "qk_sparse": ("lengths", "s_q"),
+    "random_eviction": ("s_q", "seed"),
+    "all_masked": ("s_q", "s_k"),
+    "single_column": ("s_q", "s_k"),
+}
+"""The options that say what each mask looks like."""
+
+FLAGS = {"lengths": "--lengths", "prefixes": "--prefixes", "s_q": "--s", "s_k": "--s-k", "window": "--window"}
+FLAGS |= {"prefix": "--prefix", "seed": "--seed"}
 DEFAULT_SIZE = 32
+DEFAULT_WINDOW = 8
 
 
 @click.group(name="mask")
@@ -41,7 +47,11 @@ def list_masks(as_json: bool) -> None:
     """Name the masks that `show` can draw."""
     from fmcore.masks import BENCHMARK_MASKS, DEGENERATE_MASKS
 
-    names = {"builders": KINDS, "benchmark": (*BENCHMARK_MASKS, "document_published"), "degenerate": DEGENERATE_MASKS}
+    names = {
+        "builders": tuple(KINDS),
+        "benchmark": (*BENCHMARK_MASKS, "document_published"),
+        "degenerate": DEGENERATE_MASKS,
+    }
     if as_json:
         print_json({group: list(members) for group, members in names.items()})
         return
@@ -58,10 +68,10 @@ def list_masks(as_json: bool) -> None:
 @click.option("--s", "s_q", type=int, help=f"Rows; {DEFAULT_SIZE} where nothing else says.")
 @click.option("--s-k", type=int, help="Columns; as many as rows by default.")
 @click.option(
-    "--window", type=int, default=8, show_default=True, help="Keys of a window: all of them for sliding_window."
+    "--window", type=int, help=f"Keys of a window, {DEFAULT_WINDOW} by default: all of them for sliding_window."
 )
 @click.option("--prefix", type=int, help="Prefix of prefix_lm_causal; half of the columns by default.")
-@click.option("--seed", type=int, default=0, show_default=True, help="Of random_eviction.")
+@click.option("--seed", type=int, help="Of random_eviction, 0 by default.")
 @click.option("--benchmark", is_flag=True, help="Draw the benchmark's mask of that name; --s gives its length.")
 @click.option("--block-q", type=click.IntRange(min=1), default=128, show_default=True, help="Rows of a tile.")
 @click.option("--block-k", type=click.IntRange(min=1), default=128, show_default=True, help="Columns of a tile.")
@@ -113,20 +123,31 @@ def build(
     prefixes: str | None,
     s_q: int | None,
     s_k: int | None,
-    window: int,
+    window: int | None,
     prefix: int | None,
-    seed: int,
+    seed: int | None,
     benchmark: bool,
     **_: Any,
 ) -> Mask:
     """The mask that the options ask for.
 
     Raises:
-        InvalidInputError: Unknown kind, or an option that the kind needs is missing or malformed.
+        InvalidInputError: Unknown kind, or an option that the kind needs is missing or malformed, or one that says
+            nothing about the kind is given.
     """
     from fmcore import masks
 
+    given = {"lengths": lengths, "prefixes": prefixes, "s_q": s_q, "s_k": s_k}
+    given |= {"window": window, "prefix": prefix, "seed": seed}
+    takes = ("s_q",) if benchmark else ("s_q", "s_k") if kind in masks.DEGENERATE_MASKS else KINDS.get(kind, FLAGS)
+    idle = [FLAGS[name] for name, value in given.items() if value is not None and name not in takes]
+    if idle:
+        raise InvalidInputError(
+            f"{'the benchmark' if benchmark else 'mask'} {kind!r} takes {', '.join(FLAGS[name] for name in takes)}; "
+            f"{', '.join(idle)} would say nothing about it."
+        )
     size = DEFAULT_SIZE if s_q is None else s_q
+    window = DEFAULT_WINDOW if window is None else window
     if benchmark:
         return masks.benchmark(kind, 8192 if s_q is None else s_q)
     if kind in masks.DEGENERATE_MASKS:
@@ -141,7 +162,7 @@ def build(
         columns = size if s_k is None else s_k
         return masks.prefix_lm_causal(size, s_k, prefix=columns // 2 if prefix is None else prefix)
     if kind == "random_eviction":
-        return masks.random_eviction(size, seed=seed)
+        return masks.random_eviction(size, seed=seed or 0)
     if kind not in KINDS:
         raise InvalidInputError(f"no mask {kind!r}; `fmcore mask list` names them.")
     if lengths is None:

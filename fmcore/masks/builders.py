@@ -49,13 +49,13 @@ def _plain(s_q: int, s_k: int, *, is_causal: bool, device: Device) -> Mask:
     check_length("s_q", s_q)  # before the look-up, where 2.0 would be 2
     check_length("s_k", s_k)
     where = indexed(default_device() if device is None else device)  # not "cuda", which changes its meaning
+    if torch.compiler.is_compiling() or isinstance(s_q + s_k, torch.SymInt):
+        return plain(s_q, s_k, causal=is_causal, device=where)
     key = (s_q, s_k, is_causal, where)
     mask = _PLAIN.get(key)
     if mask is None:
         mask = plain(s_q, s_k, causal=is_causal, device=where)
-        if (
-            type(mask.planes) is torch.Tensor and not mask.captured and not torch.compiler.is_compiling()
-        ):  # not fake ones, nor a graph's
+        if type(mask.planes) is torch.Tensor and not mask.captured:  # not fake ones, nor a graph's
             while len(_PLAIN) >= _PLAIN_KEPT:
                 _PLAIN.pop(next(iter(_PLAIN)), None)
             _PLAIN[key] = mask

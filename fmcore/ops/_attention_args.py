@@ -118,13 +118,14 @@ def _kept(build: Callable[..., Mask]) -> Callable[..., Mask]:
 @_kept
 def plain_mask(s_q: int, s_k: int, *, causal: bool) -> Mask:
     """Return the full or the causal mask."""
-    return masks.causal(s_q, s_k) if causal else masks.full(s_q, s_k)
+    # On the host whatever the default device: the kept mask also serves calls made under another one.
+    return masks.causal(s_q, s_k, device="cpu") if causal else masks.full(s_q, s_k, device="cpu")
 
 
 @_kept
 def window_mask(s_q: int, s_k: int, left: int, right: int, *, causal: bool) -> Mask:
     """Return the mask of a ``window_size``."""
-    return masks.from_window((left, right), s_q, s_k, causal=causal)
+    return masks.from_window((left, right), s_q, s_k, causal=causal, device="cpu")
 
 
 def window_pair(window_size: Any) -> tuple[int, int]:

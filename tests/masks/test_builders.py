@@ -13,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from fmcore import masks
 from fmcore.errors import InvalidInputError
+from fmcore.ops._attention_args import plain_mask, window_mask
 
 SIZES = st.integers(0, 14)
 
@@ -248,6 +249,13 @@ def test_a_default_device_is_where_a_mask_lies_and_nothing_else(name):
         fake = ON_THE_HOST[name]()
     assert fake.planes.shape == want.planes.shape
     assert type(ON_THE_HOST[name]().planes) is torch.Tensor
+
+
+def test_attention_keeps_no_mask_of_a_default_device():
+    with torch.device("meta"):
+        kept = plain_mask(37, 39, causal=True), window_mask(37, 39, 5, 0, causal=True)
+    assert [mask.device.type for mask in kept] == ["cpu", "cpu"]
+    assert plain_mask(37, 39, causal=True) is kept[0]
 
 
 def test_full_and_causal_are_kept_so_that_layers_share_a_plan():

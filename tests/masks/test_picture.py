@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import sys
 
 import pytest
 import torch
@@ -10,7 +11,7 @@ from click.testing import CliRunner
 
 from fmcore import masks
 from fmcore.cli.mask import command
-from fmcore.errors import InvalidInputError
+from fmcore.errors import InvalidInputError, UnsupportedError
 from fmcore.masks.picture import sample
 
 
@@ -57,6 +58,12 @@ def test_png(tmp_path):
     found = {tuple(round(float(c), 2) for c in pixel[:3]) for pixel in pixels.reshape(-1, pixels.shape[-1])[::7]}
     for colour in ((0.12, 0.31, 0.47), (0.88, 0.64, 0.35), (0.96, 0.95, 0.92)):  # full, partial, hidden
         assert colour in found
+
+
+def test_without_matplotlib_the_error_says_what_to_install(monkeypatch, tmp_path):
+    monkeypatch.setitem(sys.modules, "matplotlib.figure", None)
+    with pytest.raises(UnsupportedError, match=r"needs matplotlib .*pip install matplotlib"):
+        masks.save_png(masks.causal(8), tmp_path / "a.png")
 
 
 def run(*arguments):
@@ -111,6 +118,12 @@ def test_show_knows_every_kind(arguments, want):
         (("document",), "give their lengths"),
         (("document", "--lengths", "3,x"), "whole numbers"),
         (("prefix_lm_document", "--lengths", "3,4", "--prefixes", "1"), "1 entries and --lengths 2"),
+        (("causal", "--lengths", "3,5", "--window", "2"), "takes --s, --s-k; --lengths, --window would say nothing"),
+        (("causal_blockwise", "--lengths", "3,5", "--s", "9"), "takes --lengths; --s would say nothing"),
+        (("document", "--benchmark", "--lengths", "3,5"), "the benchmark 'document' takes --s; --lengths"),
+        (("stripes", "--seed", "1"), "takes --s, --s-k; --seed"),
+        (("causal", "--png", "no/such/folder/a.png"), "there is no directory 'no/such/folder'"),
+        (("causal", "--s", "0", "--png", "a.png"), "nothing to draw"),
     ],
 )
 def test_show_refuses_what_it_cannot_draw(arguments, says):
