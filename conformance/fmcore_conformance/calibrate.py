@@ -75,7 +75,7 @@ def measure(dtype: str, seeds: int) -> Worst:
         out, dq, dk, dv = recipe(call, dout, rounded=rounded)
         ref = attention_oracle.forward(call.q, call.k, call.v, call.visible(), scale=call.scale)
         back = attention_oracle.backward(ref, call.q, call.k, call.v, dout, dtype=dtype)
-        scores = score_floor(dtype) * ref.out.norm(dim=-1) * ref.max_score.transpose(1, 2)
+        scores = score_floor(dtype) * ref.out.norm(dim=-1) * ref.max_terms.transpose(1, 2)
         worst.see("out", out, ref.out, scores, dtype)
         worst.see("dq", dq, back.dq, back.floor_q, dtype)
         worst.see("dk", dk, back.dk, back.floor_k, dtype)

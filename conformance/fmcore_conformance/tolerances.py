@@ -30,15 +30,15 @@ MAX_OVER_L2 = 8.0
 ATTENTION_FORWARD = {"float16": 2.0, "bfloat16": 2.0, "float32": 64.0, "float64": 256.0}
 """Row-wise L2 of the output, in u (fp32 accumulation, one rounding)."""
 
-SCORE_SHARE = 32.0
-"""Scores carry a rounding error of their own size in the accumulation dtype; the exponential turns it into a
-relative one: the forward bound is widened by ``max|score| / 32`` of its u (fp32 for half inputs, where it vanishes)."""
+SCORE_SHARE = 16.0
+"""Scores carry a rounding error of the size of their terms in the accumulation dtype; the exponential turns it into a
+relative one: the forward bound is widened by ``max(scale |q| . |k|) / 16`` of its u (fp32 for half inputs, where it
+vanishes)."""
 
-ATTENTION_BACKWARD = {"float16": 32.0, "bfloat16": 4.0, "float32": 1024.0, "float64": 1024.0}
-"""Row-wise error of dq, dk and dv over (row norm + floor), in u: a power of two of at least twice what
-``calibrate.py`` finds for honest recipes (bfloat16: the policy's own). The worst are keys and rows whose few terms
-cancel: the floor knows ``|dP|`` and ``|delta|``, not the terms that they are sums of. 32 u of float16 are 4 u of
-bfloat16."""
+ATTENTION_BACKWARD = {"float16": 4.0, "bfloat16": 2.0, "float32": 256.0, "float64": 256.0}
+"""Row-wise error of dq, dk and dv over (row norm + floor), in u: a power of two of at least twice what honest recipes
+reach (docs/numerics.md). The floor takes dP and delta by the terms that they are sums of: by their values alone, rows
+where they cancel would need a bound so wide that it let faults through elsewhere."""
 
 
 def lse_bound(dtype: str, lse: float, max_score: float) -> float:
@@ -56,7 +56,7 @@ def lse_bound(dtype: str, lse: float, max_score: float) -> float:
 
 
 def score_floor(dtype: str) -> float:
-    """Factor of ``row norm * max|score|`` that is added to a forward row's size (see ``SCORE_SHARE``)."""
+    """Factor of ``row norm * max(scale |q| . |k|)`` that is added to a forward row's size (see ``SCORE_SHARE``)."""
     accumulation = "float64" if dtype == "float64" else "float32"
     return UNIT[accumulation] / UNIT[dtype] / SCORE_SHARE
 

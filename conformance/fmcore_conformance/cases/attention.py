@@ -361,7 +361,7 @@ def _empty(size: Size, target: Target) -> list[Measurement]:
 
 
 def _layouts(target: Target) -> Iterator[Case]:
-    size = Size(b=2, s_q=70, s_k=90, h_q=4, h_kv=2, d=32, dv=48)
+    size = Size(b=2, s_q=70, s_k=90, h_q=4, h_kv=2, d=64, dv=48)
     for dtype in MAIN:
         for layout in inputs.LAYOUTS:
             yield attention_case(
@@ -381,7 +381,7 @@ def _layouts(target: Target) -> Iterator[Case]:
             ("swapped-strides",),
         )
     if torch.device(target.device).type == "cpu":  # untouched pages of the host cost nothing; a device would hold 4 GiB
-        far = Size(b=2, s_q=20, s_k=40, d=32)
+        far = Size(b=2, s_q=20, s_k=40)
         yield attention_case(
             "layout",
             "offsets-beyond-int32",

@@ -35,7 +35,7 @@ def check_forward(call: Call, out: Tensor, lse: Tensor, ref: oracle.Forward, dty
     check_contract(call, out, lse)
     if call.sink is None:
         check_masked_rows(out, lse, ref.lse == -torch.inf)
-    floor = score_floor(dtype) * ref.out.norm(dim=-1) * ref.max_score.transpose(1, 2)
+    floor = score_floor(dtype) * ref.out.norm(dim=-1) * ref.max_terms.transpose(1, 2)
     found = check_rows(out, ref.out, units=ATTENTION_FORWARD[dtype], dtype=dtype, what="out", floor=floor)
     bound = torch.tensor(
         [

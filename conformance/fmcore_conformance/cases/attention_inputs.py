@@ -25,7 +25,7 @@ class Size:
     s_k: int = 260
     h_q: int = 2
     h_kv: int = 2
-    d: int = 32
+    d: int = 64
     dv: int | None = None
     mask_heads: int = 1
     mask_batch: int = 1

@@ -23,6 +23,7 @@ class Forward:
         out: [b, s_q, h_q, dv].
         lse: [b, h_q, s_q]; -inf for rows that see nothing and have no sink.
         max_score: Largest absolute visible score of each row, [b, h_q, s_q].
+        max_terms: Largest ``scale * |q| . |k|`` of each row: a score is rounded in proportion to its terms.
         p: Probabilities [b, h_q, s_q, s_k].
         cap: Derivative of the soft cap at each score, or 1.
         scale: Softmax scale.
@@ -31,6 +32,7 @@ class Forward:
     out: Tensor
     lse: Tensor
     max_score: Tensor
+    max_terms: Tensor
     p: Tensor
     cap: Tensor
     scale: float
@@ -89,9 +91,11 @@ def forward(
         lse = torch.logsumexp(rows, -1)
     p = torch.exp(masked - lse.masked_fill(lse.isinf(), 0.0).unsqueeze(-1)).masked_fill(~visible, 0.0)
     out = torch.einsum("bhij,bhjd->bhid", p, V).transpose(1, 2)
-    top = score.abs().masked_fill(~visible, 0.0)
-    largest = top.amax(-1) if top.shape[-1] else torch.zeros_like(lse)
-    return Forward(out, lse, largest, p, cap, scale)
+    terms = abs(scale) * torch.einsum("bhid,bhjd->bhij", Q.abs(), torch.nan_to_num(K).abs())
+    largest, most = (
+        x.masked_fill(~visible, 0.0).amax(-1) if x.shape[-1] else torch.zeros_like(lse) for x in (score.abs(), terms)
+    )
+    return Forward(out, lse, largest, most, p, cap, scale)
 
 
 def backward(
@@ -125,7 +129,10 @@ def backward(
     dP = torch.einsum("bhid,bhjd->bhij", dO, V)
     delta = (dO * O).sum(-1)
     dS = ref.p * (dP + (dl - delta).unsqueeze(-1)) * ref.cap
-    size = ref.p * (dP.abs() + (delta.abs() + dl.abs()).unsqueeze(-1)) * ref.cap
+    # dP and delta are sums too: where they cancel, an honest kernel is left with the rounding of their terms.
+    dP_terms = torch.einsum("bhid,bhjd->bhij", dO.abs(), V.abs())
+    delta_terms = (dO.abs() * torch.einsum("bhij,bhjd->bhid", ref.p, V.abs())).sum(-1)
+    size = ref.p * (dP_terms + (delta_terms + dl.abs()).unsqueeze(-1)) * ref.cap
     tiny = float(torch.finfo(getattr(torch, dtype)).tiny) * (ref.p > 0)
     size = size + tiny
     dq = ref.scale * torch.einsum("bhij,bhjd->bhid", dS, K)
