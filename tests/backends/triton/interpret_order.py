@@ -19,8 +19,20 @@ from fmcore_triton.kernels.attn_common import work_item  # noqa: E402
 
 
 @triton.jit
-def write_down(out, order, partial, full, n_tiles, heads, head_group, queries, mask_rows, mask_group):
-    b, h, tile, row = work_item(order, partial, full, n_tiles, heads, head_group, queries, mask_rows, mask_group)
+def write_down(
+    out,
+    order,
+    partial,
+    full,
+    n_tiles,
+    heads,
+    head_group,
+    queries,
+    mask_rows,
+    mask_group,
+    MODE: triton.language.constexpr,
+):
+    b, h, tile, row = work_item(order, partial, full, n_tiles, heads, head_group, queries, mask_rows, mask_group, MODE)
     at = out + triton.language.program_id(0) * 4
     triton.language.store(at, b.to(triton.language.int32))
     triton.language.store(at + 1, h)
@@ -28,7 +40,7 @@ def write_down(out, order, partial, full, n_tiles, heads, head_group, queries, m
     triton.language.store(at + 3, row.to(triton.language.int32))
 
 
-def programs(work: torch.Tensor, *, batch: int, heads: int, head_group: int) -> list[list[int]]:
+def programs(work: torch.Tensor, *, batch: int, heads: int, head_group: int, mode: int = 2) -> list[list[int]]:
     """(batch, head, tile, mask row) by program, for tile counts [mask batch, mask heads, tiles]."""
     mask_batch, mask_heads, n_tiles = work.shape
     order = work.argsort(dim=-1, descending=True, stable=True).int().contiguous()
@@ -37,7 +49,7 @@ def programs(work: torch.Tensor, *, batch: int, heads: int, head_group: int) -> 
     mask_rows = mask_heads if mask_batch > 1 else 0
     write_down[(len(out),)](
         out, order, partial, (work - partial).int().contiguous(), n_tiles, heads, head_group, 1, mask_rows,
-        heads // mask_heads,
+        heads // mask_heads, mode,
     )  # fmt: skip
     return out.tolist()
 
@@ -51,7 +63,7 @@ if __name__ == "__main__":
         json.dumps(
             {
                 "few": programs(few, batch=2, heads=4, head_group=2),
-                "causal": programs(causal, batch=2, heads=4, head_group=2),
+                "causal": programs(causal, batch=2, heads=4, head_group=2, mode=1),
                 "tiny": programs(tiny, batch=1, heads=3, head_group=1),
             }
         )

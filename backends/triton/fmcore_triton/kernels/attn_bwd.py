@@ -185,7 +185,7 @@ def attn_bwd_kv(
     PRECISION: tl.constexpr,
 ):
     """dk [b, s_k, heads_kv, D] and dv [.., DV] contiguous; grid (b * heads_kv * n_k,)."""
-    b, h_kv, tile, _ = work_item(order, partial, full, n_k, heads_kv, head_group, group, mask_rows, mask_group)
+    b, h_kv, tile, _ = work_item(order, partial, full, n_k, heads_kv, head_group, group, mask_rows, mask_group, MODE)
     cols = tile * BLOCK_N + tl.arange(0, BLOCK_N)
     cols_ok = cols < s_k
     offs = tl.arange(0, BLOCK_M).to(tl.int64)
@@ -344,7 +344,7 @@ def attn_bwd_q(
     PRECISION: tl.constexpr,
 ):
     """dq [b, s_q, heads, D] contiguous; grid (b * heads * n_q,)."""
-    b, h, tile, mask_row = work_item(order, partial, full, n_q, heads, head_group, 1, mask_rows, mask_group)
+    b, h, tile, mask_row = work_item(order, partial, full, n_q, heads, head_group, 1, mask_rows, mask_group, MODE)
     rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     rows_ok = rows < s_q
     offs = tl.arange(0, BLOCK_N).to(tl.int64)

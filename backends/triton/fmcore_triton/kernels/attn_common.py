@@ -78,7 +78,7 @@ def heavy_ranks(order, partial, full, n_tiles):
 
 
 @triton.jit
-def work_item(order, partial, full, n_tiles, heads, head_group, queries, mask_rows, mask_group):
+def work_item(order, partial, full, n_tiles, heads, head_group, queries, mask_rows, mask_group, MODE: tl.constexpr):
     """(batch, head, tile, mask row) of this program.
 
     The few tiles that are far heavier than the rest go first, those of all heads: begun late, they would run on alone.
@@ -90,17 +90,21 @@ def work_item(order, partial, full, n_tiles, heads, head_group, queries, mask_ro
     per_batch = heads * n_tiles
     b = pid // per_batch
     rest = pid % per_batch
-    # All programs of a batch entry must agree on this number, so its first mask head decides.
-    shared = (b * mask_rows).to(tl.int64) * n_tiles
-    lead = heavy_ranks(order + shared, partial + shared, full + shared, n_tiles)
-    if rest < lead * heads:
-        h = rest % heads
-        rank = rest // heads
+    if MODE == 1:  # one visible interval per key: no tile is that heavy, and to look for it costs short masks a quarter
+        h = rest // (head_group * n_tiles) * head_group + rest % (head_group * n_tiles) % head_group
+        rank = rest % (head_group * n_tiles) // head_group
     else:
-        rest -= lead * heads
-        per_group = head_group * (n_tiles - lead)
-        h = rest // per_group * head_group + rest % per_group % head_group
-        rank = lead + rest % per_group // head_group
+        # All programs of a batch entry must agree on this number, so its first mask head decides.
+        shared = (b * mask_rows).to(tl.int64) * n_tiles
+        lead = heavy_ranks(order + shared, partial + shared, full + shared, n_tiles)
+        if rest < lead * heads:
+            h = rest % heads
+            rank = rest // heads
+        else:
+            rest -= lead * heads
+            per_group = head_group * (n_tiles - lead)
+            h = rest // per_group * head_group + rest % per_group % head_group
+            rank = lead + rest % per_group // head_group
     row = (b * mask_rows + h * queries // mask_group).to(tl.int64)
     tile = tl.load(order + row * n_tiles + rank).to(tl.int32)
     return b.to(tl.int64), h, tile, row

@@ -142,7 +142,7 @@ def attn_fwd(
     PRECISION: tl.constexpr,
 ):
     """out [b, s_q, heads, DV] contiguous, lse [b, heads, s_q] fp32; grid (b * heads * n_q,)."""
-    b, h, tile, mask_row = work_item(order, partial, full, n_q, heads, head_group, 1, mask_rows, mask_group)
+    b, h, tile, mask_row = work_item(order, partial, full, n_q, heads, head_group, 1, mask_rows, mask_group, MODE)
     rows = tile * BLOCK_M + tl.arange(0, BLOCK_M)
     rows_ok = rows < s_q
     offs = tl.arange(0, BLOCK_N)
