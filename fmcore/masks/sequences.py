@@ -156,7 +156,14 @@ def _hidden_of_ids(ids: Tensor, sequence: int, *, causal: bool) -> Tensor:
     """Two hidden intervals per column, int64 ``[4, s]``, from the runs of equal ids."""
     s = ids.numel()
     values, counts = torch.unique_consecutive(ids, return_counts=True)
-    stops = counts.cumsum(0).tolist()
+    ends = counts.cumsum(0)
+    real = values[values >= 0]
+    if real.unique().numel() == real.numel():  # no id returns, the usual case: no need to go run by run
+        end, length = (runs.repeat_interleave(counts, output_size=s) for runs in (ends, counts))
+        above = torch.arange(s, device=HOST) if causal else end - length
+        zero, last = torch.zeros_like(end), torch.full_like(end, s)
+        return torch.stack((zero, torch.where(ids < 0, s, above), torch.where(ids < 0, s, end), last))
+    stops = ends.tolist()
     runs = list(zip(values.tolist(), [0, *stops[:-1]], stops, strict=True)) if s else []
     of_id: dict[int, list[tuple[int, int]]] = {}
     for value, start, stop in runs:
