@@ -9,7 +9,7 @@ from fmcore.dispatch.registry import Backend, Impl, Snapshot
 from fmcore.dispatch.request import Request
 
 REFERENCE = "reference"
-_DEVICE_CODES = frozenset({"device", "vendor", "arch"})
+_DEVICE_CODES = frozenset({"device", "vendor", "arch", "world"})
 
 
 def resolve(request: Request, policy: Policy, snapshot: Snapshot, named: str | None = None) -> Decision:

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
     from fmcore.ops.math import MathOp
 
-__all__ = ["array", "binary", "canonical", "integer", "operands", "run", "unary"]
+__all__ = ["array", "binary", "canonical", "integer", "number", "operands", "run", "unary"]
 
 Operand = Any
 """A tensor, or a Python scalar beside a tensor."""
@@ -45,6 +45,17 @@ def integer(op: str, name: str, value: object) -> int:
     if isinstance(value, bool) or not hasattr(value, "__index__"):
         raise InvalidInputError(f"math.{op}: {name}={value!r} is not an integer")
     return operator.index(value)
+
+
+def number(op: str, name: str, value: object) -> float:
+    """Return the value as a float.
+
+    Raises:
+        InvalidInputError: It is no real number.
+    """
+    if isinstance(value, bool) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
+        raise InvalidInputError(f"math.{op}: {name}={value!r} is not a number")
+    return float(value)
 
 
 def operands(op: str, x1: Operand, x2: Operand) -> tuple[Tensor, Tensor]:

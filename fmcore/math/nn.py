@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import TYPE_CHECKING
 
-from fmcore.math._canon import array, binary, integer, run
+from fmcore.math._canon import array, binary, integer, number, run
 from fmcore.ops.math import OPS
 
 if TYPE_CHECKING:
@@ -34,7 +34,7 @@ def rms_norm(x: Tensor, weight: Tensor | None = None, *, eps: float = 1e-6, back
     tensor([[1., 1.]])
     """
     x = array("rms_norm", "x", x)
-    return run(OPS["rms_norm"], (x, weight), {"eps": float(eps)}, backend)  # type: ignore[no-any-return]
+    return run(OPS["rms_norm"], (x, weight), {"eps": number("rms_norm", "eps", eps)}, backend)  # type: ignore[no-any-return]
 
 
 def rotary(x: Tensor, cos: Tensor, sin: Tensor, *, interleaved: bool = False, backend: str | None = None) -> Tensor:
@@ -137,6 +137,6 @@ def topk_gate(
         "k": integer("topk_gate", "k", k),
         "score": score,
         "renormalize": bool(renormalize),
-        "scale": float(scale),
+        "scale": number("topk_gate", "scale", scale),
     }
     return run(OPS["topk_gate"], (array("topk_gate", "logits", logits), bias), params, backend)  # type: ignore[no-any-return]

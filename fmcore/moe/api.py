@@ -179,6 +179,8 @@ def _dispatch(
             f"moe.dispatch: the second argument is {type(layout_or_handle).__name__}, want the Layout of fm.moe.layout "
             "or the handle of an earlier dispatch"
         )
+    if isinstance(timeout, bool) or not isinstance(timeout, (int, float)) or not timeout > 0:
+        raise InvalidInputError(f"moe.dispatch: timeout is {timeout!r}, want a positive number of seconds")
     params = {
         "target": layout_or_handle,
         "expert_alignment": expert_alignment,

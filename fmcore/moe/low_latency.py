@@ -6,7 +6,7 @@ known beforehand, so on a device nothing is read on the host beyond what the imp
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 import torch
 
@@ -89,13 +89,14 @@ def expert_dispatch(
         backend: Strict choice of a backend.
 
     Raises:
-        InvalidInputError: This rank has more than ``max_tokens`` tokens, or what ``dispatch`` raises.
+        InvalidInputError: On every rank, if one has more than ``max_tokens`` tokens; and what ``dispatch`` raises.
     """
-    if topk_idx.shape[0] > max_tokens:
-        raise InvalidInputError(
-            f"this rank has {topk_idx.shape[0]} tokens, more than num_max_dispatch_tokens_per_rank = {max_tokens}"
-        )
     routes = layout(topk_idx, num_experts, group=group, backend=backend)
+    if routes.num_tokens > max_tokens:
+        problem = f"{routes.num_tokens} tokens are more than num_max_dispatch_tokens_per_rank = {max_tokens}"
+        if routes.num_ranks == 1:
+            raise InvalidInputError(f"moe.dispatch: {problem}")
+        routes = replace(routes, problem=problem)
     capacity = routes.num_ranks * max_tokens
     sent = dispatch(x, routes, topk_idx, num_worst_tokens=capacity, timeout=timeout, backend=backend)
     local = num_experts // routes.num_ranks

@@ -26,7 +26,7 @@ def _dispatch_features(tensors: tuple[Any, ...], params: Mapping[str, Any]) -> d
     x, _, topk_idx, _ = tensors
     target = params["target"]
     return {
-        "topk": 0 if topk_idx is None else topk_idx.shape[-1],
+        "topk": 0 if topk_idx is None or not topk_idx.ndim else topk_idx.shape[-1],
         "hidden": x.shape[-1] if x.ndim else 0,
         "local_experts": target.num_experts // target.num_ranks,
         "cached": isinstance(target, Handle),

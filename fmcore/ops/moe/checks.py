@@ -98,10 +98,10 @@ def dispatch_problem(
         return (
             f"topk_idx is {topk_idx.dtype} of shape {tuple(topk_idx.shape)}, want int32 or int64 of [{num_tokens}, K]"
         )
-    if expert_alignment < 1:
-        return f"expert_alignment is {expert_alignment}, want a positive integer"
-    if num_worst_tokens < 0:
-        return f"num_worst_tokens is {num_worst_tokens}, want 0 (exact) or the most rows this rank can receive"
+    if type(expert_alignment) is not int or expert_alignment < 1:
+        return f"expert_alignment is {expert_alignment!r}, want a positive integer"
+    if type(num_worst_tokens) is not int or num_worst_tokens < 0:
+        return f"num_worst_tokens is {num_worst_tokens!r}, want 0 (exact) or the most rows this rank can receive"
     return ""
 
 

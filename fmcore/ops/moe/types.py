@@ -60,6 +60,7 @@ class Layout:
         group: The process group, or None.
         num_invalid: int64 []; indices outside [-1, E). They route nowhere; ``dispatch`` raises on every rank
             if there are any.
+        problem: What else is wrong on this rank; ``dispatch`` raises it on every rank.
     """
 
     num_tokens_per_rank: torch.Tensor
@@ -68,6 +69,7 @@ class Layout:
     num_experts: int
     group: Any
     num_invalid: torch.Tensor
+    problem: str = ""
 
     @property
     def num_tokens(self) -> int:

@@ -141,6 +141,9 @@ def test_every_casting_pair_works_or_refuses():
         (lambda m, x: m.irfft(x[:, :1] + 0j), InvalidInputError, "n=0"),
         (lambda m, x: m.rms_norm(x, x), InvalidInputError, r"weight \(2, 3\) for x \(2, 3\); it must be \(3,\)"),
         (lambda m, x: m.rms_norm(x, eps=-1.0), InvalidInputError, "eps=-1.0"),
+        (lambda m, x: m.rms_norm(x, eps="small"), InvalidInputError, "eps='small' is not a number"),
+        (lambda m, x: m.rms_norm(x, eps=None), InvalidInputError, "eps=None is not a number"),
+        (lambda m, x: m.topk_gate(x, 1, scale=(2,)), InvalidInputError, "scale=.* is not a number"),
         (
             lambda m, x: m.rms_norm(x, x[0].half()),
             InvalidInputError,

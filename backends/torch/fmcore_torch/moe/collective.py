@@ -10,7 +10,7 @@ import torch
 from fmcore.errors import InvalidInputError
 from fmcore.ops.moe.checks import ACCUMULATE
 from fmcore_torch.moe.rows import bundles, join, split, to_bits
-from fmcore_torch.moe.wire import OPS, DisagreementError, Link, Transfer, all_to_all, exchange_headers, facts_of
+from fmcore_torch.moe.wire import OPS, Link, all_to_all, exchange_headers, facts_of
 
 _BLOCK_ROWS = 256
 """Rows widened to the accumulator's dtype at a time, so that the copy stays in cache."""
@@ -45,11 +45,7 @@ class CollectiveRoute:
 
     def scatter(self, tensors: Sequence[torch.Tensor], problem: str | None) -> list[torch.Tensor]:
         """Send rows to the ranks that they are routed to."""
-        verdict = _Verdict(self, tensors, problem, op=1)
-        if problem:
-            # The others' rows are on their way: meet them with as many as they expect, then all raise.
-            tensors = [t.new_zeros((self.num_tokens, *t.shape[1:])) for t in tensors]
-        return self._exchange(tensors, lambda t: to_bits(t).index_select(0, self.send_token), verdict, back=False)
+        return self._exchange(tensors, lambda t: to_bits(t).index_select(0, self.send_token), problem, back=False)
 
     def reduce(
         self,
@@ -59,10 +55,7 @@ class CollectiveRoute:
         problem: str | None,
     ) -> list[torch.Tensor]:
         """Send rows back to where they came from and sum them there: bias, then ranks ascending, one rounding."""
-        verdict = _Verdict(self, tensors, problem, op=2)
-        if problem:
-            tensors = [t.new_zeros((self.num_rows, *t.shape[1:])) for t in tensors]
-        received = self._exchange(tensors, lambda t: to_bits(t)[: self.num_received].contiguous(), verdict, back=True)
+        received = self._exchange(tensors, lambda t: to_bits(t)[: self.num_received].contiguous(), problem, back=True)
         return [
             self._sum(rows, bias if n == 0 else ()).to(dtype)
             for n, (rows, dtype) in enumerate(zip(received, dtypes, strict=True))
@@ -72,28 +65,47 @@ class CollectiveRoute:
         self,
         tensors: Sequence[torch.Tensor],
         pack: Callable[[torch.Tensor], torch.Tensor],
-        verdict: _Verdict,
+        problem: str | None,
         *,
         back: bool,
     ) -> list[torch.Tensor]:
         """Send the packed rows of all tensors at once, wait, and return what came in the tensors' order."""
+        op = 2 if back else 1
+        verdict = self._announce(tensors, problem, op)
+        messages = (
+            [] if problem else [(bundle, join([pack(tensors[n]) for n in bundle])) for bundle in bundles(tensors)]
+        )
+        # Rows of unlike sizes end the process in some libraries: none leaves before all ranks make the same call.
+        verdict()
         counts = (self.send_counts, self.recv_counts) if back else (self.recv_counts, self.send_counts)
         received = sum(counts[0])
         started = []
-        for bundle in bundles(tensors):
-            given = join([pack(tensors[n]) for n in bundle])
+        for bundle, given in messages:
             width = given.shape[1]
             out = given.new_empty((received if back else self.num_rows, width))
             out[received:] = 0
             into, outof = ([n * width for n in side] for side in counts)
             flat = out.view(-1)[: received * width]
-            transfer = all_to_all(self.link, flat, given.view(-1), into, outof, OPS[2 if back else 1])
-            started.append((bundle, out, transfer))
-        verdict.wait([transfer for _, _, transfer in started])
+            started.append((bundle, out, all_to_all(self.link, flat, given.view(-1), into, outof, OPS[op])))
+        for _, _, transfer in started:
+            transfer.wait()
         found: dict[int, torch.Tensor] = {}
         for bundle, out, _ in started:
             found.update(zip(bundle, split(out, [tensors[n] for n in bundle]), strict=True))
         return [found[n] for n in range(len(tensors))]
+
+    def _announce(self, tensors: Sequence[torch.Tensor], problem: str | None, op: int) -> Callable[[], object]:
+        """Start a header on its way while the rows are packed; return what waits for those of all ranks, and raises.
+
+        It is left out on devices, where reading it would stall the queue, and where no rank can have a complaint of
+        its own (``problem`` is None): in a dispatch that has just exchanged its header, and in a backward.
+        """
+        if problem is not None and self.link.on_host:
+            facts = () if problem else facts_of(op, self.num_experts, len(tensors), tensors[:2])
+            return exchange_headers(self.link, facts, (), problem, OPS[op])
+        if problem:
+            raise InvalidInputError(f"moe.{OPS[op]}: rank {self.link.rank}: {problem}")
+        return tuple
 
     def _sum(self, rows: torch.Tensor, bias: Sequence[torch.Tensor]) -> torch.Tensor:
         wide = ACCUMULATE[rows.dtype]
@@ -109,37 +121,3 @@ class CollectiveRoute:
                 total.index_add_(0, self.send_token[low:high], rows[low:high].to(wide))
             start += count
         return total
-
-
-class _Verdict:
-    """A header that travels beside the rows, so that one rank's complaint is raised by all.
-
-    It is left out on devices, where reading it would stall the queue, and where no rank can have a complaint of its
-    own (``problem`` is None): in a dispatch that has just exchanged its header, and in a backward.
-    """
-
-    def __init__(
-        self, route: CollectiveRoute, tensors: Sequence[torch.Tensor], problem: str | None, *, op: int
-    ) -> None:
-        self._receive = None
-        link = route.link
-        if problem is not None and link.on_host:
-            facts = facts_of(op, route.num_experts, len(tensors), tensors[:2])
-            self._receive = exchange_headers(link, facts, (), problem, OPS[op])
-        elif problem:
-            raise InvalidInputError(f"moe.{OPS[op]}: rank {link.rank}: {problem}")
-
-    def wait(self, transfers: Sequence[Transfer]) -> None:
-        """Raise on every rank what one rank complained of; otherwise wait for the rows."""
-        try:
-            if self._receive is not None:
-                self._receive()
-        except DisagreementError:
-            # Messages of different sizes may never complete: do not wait for them.
-            raise
-        except InvalidInputError:
-            for transfer in transfers:
-                transfer.wait()
-            raise
-        for transfer in transfers:
-            transfer.wait()

@@ -110,8 +110,6 @@ def combine(
     rows = y
     if weighted and not problem:
         rows = weigh(y, topk_weights, handle.topk_idx)
-    elif weighted:
-        rows = y.reshape(-1, y.shape[-1]).to(ACCUMULATE[y.dtype])
     tensors = [rows] if topk_weights is None else [rows, topk_weights]
     dtypes = [y.dtype, *(t.dtype for t in tensors[1:])]
     route: Route = handle.state
@@ -143,6 +141,8 @@ def _problem(
     expert_alignment: int,
     num_worst_tokens: int,
 ) -> str:
+    if isinstance(target, Layout) and target.problem:
+        return target.problem
     return dispatch_problem(
         payload,
         target.num_tokens,
@@ -175,11 +175,13 @@ def _exchange_counts(
     problem: str,
 ) -> list[list[int]]:
     """Return ``counts[source][destination]``, or raise on every rank what any rank complains of."""
+    if problem:
+        exchange_headers(link, (), (), problem, "dispatch")()
     codes = [dtype_code(None if t is None else t.dtype) for t in (topk_idx, topk_weights)]
     facts = facts_of(0, layout.num_experts, -1 if topk_idx is None else topk_idx.shape[-1], payload, codes)
     counts = (layout.num_invalid, layout.is_token_in_rank.sum(0))
-    rows = exchange_headers(link, [*facts, num_worst_tokens], counts, problem, "dispatch")()
-    return _agree([row[len(facts) :] for row in rows], layout.num_experts)
+    rows = exchange_headers(link, [*facts, num_worst_tokens], counts, "", "dispatch")()
+    return _agree([row[len(facts) : len(facts) + 2 + link.size] for row in rows], layout.num_experts)
 
 
 def _agree(rows: Sequence[Sequence[int]], num_experts: int) -> list[list[int]]:

@@ -37,10 +37,6 @@ _DTYPES = (
 )  # fmt: skip
 
 
-class DisagreementError(InvalidInputError):
-    """The ranks of one call do not make the same call, so nothing that they sent fits."""
-
-
 OPS = ("dispatch", "dispatch with a handle", "combine")
 
 
@@ -128,8 +124,8 @@ def exchange_headers(
 
     Args:
         link: The group.
-        facts: One integer for each of :data:`FIELDS`, then any number of others, as many on every rank.
-        counts: Integer tensors of this rank that travel along, of the same sizes on every rank.
+        facts: One integer for each of :data:`FIELDS`, then at most one other. Empty beside a complaint.
+        counts: Integer tensors of this rank that travel along: at most one number more than there are ranks.
         problem: This rank's complaint, or an empty string.
         phase: For error messages.
 
@@ -141,8 +137,9 @@ def exchange_headers(
     host = torch.tensor(list(facts), dtype=torch.int64)
     words = torch.frombuffer(bytearray(text), dtype=torch.int64)
     parts = [words.to(link.device), host.to(link.device), *(c.reshape(-1).to(torch.int64) for c in counts)]
-    header = torch.cat(parts)
-    size = header.numel()
+    # Headers of all calls are equally long: unlike messages would end the process before the difference is seen.
+    size = _MESSAGE_WORDS + len(FIELDS) + 2 + link.size
+    header = torch.nn.functional.pad(torch.cat(parts), (0, size - sum(part.numel() for part in parts)))
     out = torch.empty(link.size * size, dtype=torch.int64, device=link.device)
     transfer = all_to_all(link, out, header.repeat(link.size), [size] * link.size, [size] * link.size, phase)
 
@@ -167,8 +164,10 @@ def _raise_first(messages: Sequence[str], values: Sequence[Sequence[int]], phase
         for rank, row in enumerate(values):
             if row[n] != values[0][n]:
                 first, other = (_spell(n, v) for v in (values[0][n], row[n]))
-                raise DisagreementError(
-                    f"moe.{phase}: the ranks disagree on {name}: rank 0 has {first}, rank {rank} has {other}; "
+                # Calls that differ know no common name.
+                where = f"moe.{phase}" if n else "moe"
+                raise InvalidInputError(
+                    f"{where}: the ranks disagree on {name}: rank 0 has {first}, rank {rank} has {other}; "
                     "every rank makes the same call"
                 )
 
