@@ -93,9 +93,12 @@ def check_int(name: str, value: object, least: int = 0, most: int | None = None)
     Raises:
         InvalidInputError: It is not.
     """
-    if not isinstance(value, SupportsIndex) or isinstance(value, (bool, Tensor)):
+    if type(value) is int:  # the protocol below costs microseconds, and lengths may be many
+        number = value
+    elif isinstance(value, SupportsIndex) and not isinstance(value, (bool, Tensor)):
+        number = value.__index__()
+    else:
         raise InvalidInputError(f"{name} must be an int, got {value!r}.")
-    number = value.__index__()
     if number < least or (most is not None and number > most):
         wanted = f">= {least}" if most is None else f"in [{least}, {most}]"
         raise InvalidInputError(f"{name} must be an int {wanted}, got {value!r}.")
