@@ -30,11 +30,15 @@ SWITCHES = (
 
 
 def source_state() -> dict[str, Any]:
-    """Commit and dirty flag of the source tree that fmcore is imported from; None for an installed wheel."""
+    """Commit and dirty flag of the source tree that fmcore is imported from.
+
+    A copy without its history is told its commit by SOURCE_COMMIT, and then does not know whether it is dirty; an
+    installed wheel knows neither.
+    """
     folder = Path(fmcore.__file__).parent
     commit = _git(folder, "rev-parse", "HEAD")
     if commit is None or _git(folder, "ls-files", "--error-unmatch", "__init__.py") is None:
-        return {"commit": None, "dirty": None}
+        return {"commit": os.environ.get("SOURCE_COMMIT"), "dirty": None}
     return {"commit": commit, "dirty": bool(_git(folder, "status", "--porcelain", "--untracked-files=no"))}
 
 

@@ -41,18 +41,18 @@ reach (docs/numerics.md). The floor takes dP and delta by the terms that they ar
 where they cancel would need a bound so wide that it let faults through elsewhere."""
 
 
-def lse_bound(dtype: str, lse: float, max_score: float) -> float:
+def lse_bound(dtype: str, lse: float, max_terms: float) -> float:
     """Absolute bound on one lse: a floor, and what fp32 can represent of the scores that it sums.
 
     Args:
         dtype: Tested dtype of q and k.
         lse: Reference lse of the row.
-        max_score: Largest absolute score of the row.
+        max_terms: Largest ``scale * |q| . |k|`` of the row: scores are rounded in proportion to their terms.
     """
     if dtype == "float64":
-        return 1e-11 + 64 * UNIT["float64"] * (abs(lse) + max_score)
+        return 1e-11 + 64 * UNIT["float64"] * (abs(lse) + max_terms)
     base = 1e-3 if dtype in HALF else 1e-5
-    return base + 4 * UNIT["float32"] * (abs(lse) + max_score)
+    return base + 4 * UNIT["float32"] * (abs(lse) + max_terms)
 
 
 def score_floor(dtype: str) -> float:

@@ -8,6 +8,7 @@ per input, as fmcore pairs them.  Arithmetic is fp32 with one rounding at the en
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import torch
@@ -209,7 +210,8 @@ def _rows_to_last(x: Tensor, axes: tuple[int, ...]) -> Tensor:
     width = 1
     for axis in axes:
         width *= x.shape[axis]
-    return x.permute(*kept, *axes).reshape(-1, width).contiguous() if x.ndim else x.reshape(1, 1)
+    rows = x.numel() // width if width else math.prod(x.shape[i] for i in kept)
+    return x.permute(*kept, *axes).reshape(rows, width).contiguous() if x.ndim else x.reshape(1, 1)
 
 
 def _along(x: Tensor, axis: int, kind: int) -> Tensor:

@@ -40,7 +40,7 @@ def check_forward(call: Call, out: Tensor, lse: Tensor, ref: oracle.Forward, dty
     bound = torch.tensor(
         [
             lse_bound(dtype, v, m)
-            for v, m in zip(ref.lse.reshape(-1).tolist(), ref.max_score.reshape(-1).tolist(), strict=True)
+            for v, m in zip(ref.lse.reshape(-1).tolist(), ref.max_terms.reshape(-1).tolist(), strict=True)
         ],
         dtype=torch.float64,
     ).reshape(ref.lse.shape)

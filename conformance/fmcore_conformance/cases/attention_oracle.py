@@ -22,8 +22,8 @@ class Forward:
     Attributes:
         out: [b, s_q, h_q, dv].
         lse: [b, h_q, s_q]; -inf for rows that see nothing and have no sink.
-        max_score: Largest absolute visible score of each row, [b, h_q, s_q].
-        max_terms: Largest ``scale * |q| . |k|`` of each row: a score is rounded in proportion to its terms.
+        max_terms: Largest visible ``scale * |q| . |k|`` of each row, [b, h_q, s_q]: a score is rounded in proportion
+            to its terms.
         p: Probabilities [b, h_q, s_q, s_k].
         cap: Derivative of the soft cap at each score, or 1.
         scale: Softmax scale.
@@ -31,7 +31,6 @@ class Forward:
 
     out: Tensor
     lse: Tensor
-    max_score: Tensor
     max_terms: Tensor
     p: Tensor
     cap: Tensor
@@ -91,11 +90,9 @@ def forward(
         lse = torch.logsumexp(rows, -1)
     p = torch.exp(masked - lse.masked_fill(lse.isinf(), 0.0).unsqueeze(-1)).masked_fill(~visible, 0.0)
     out = torch.einsum("bhij,bhjd->bhid", p, V).transpose(1, 2)
-    terms = abs(scale) * torch.einsum("bhid,bhjd->bhij", Q.abs(), torch.nan_to_num(K).abs())
-    largest, most = (
-        x.masked_fill(~visible, 0.0).amax(-1) if x.shape[-1] else torch.zeros_like(lse) for x in (score.abs(), terms)
-    )
-    return Forward(out, lse, largest, most, p, cap, scale)
+    terms = abs(scale) * torch.einsum("bhid,bhjd->bhij", Q.abs(), torch.nan_to_num(K).abs()).masked_fill(~visible, 0.0)
+    most = terms.amax(-1) if terms.shape[-1] else torch.zeros_like(lse)
+    return Forward(out, lse, most, p, cap, scale)
 
 
 def backward(
