@@ -10,6 +10,7 @@ import torch
 _PLAIN = frozenset({torch.Tensor, torch.nn.Parameter})
 _dispatch_modes = torch._C._len_torch_dispatch_stack  # noqa: SLF001 (no public way to ask whether a mode is active)
 _functorch_top = torch._C._functorch.peek_interpreter_stack  # noqa: SLF001 (likewise for functorch transforms)
+_compiling = torch.compiler.is_compiling
 _capturing = getattr(torch.cuda, "is_current_stream_capturing", None)
 
 DTYPE_NAMES = {
@@ -28,7 +29,7 @@ def dtype_name(dtype: torch.dtype) -> str:
 
 def traced() -> bool:
     """Whether calls must go through registered torch ops: compile, export, a dispatch mode or a functorch transform."""
-    return torch.compiler.is_compiling() or _dispatch_modes() > 0 or _functorch_top() is not None
+    return _compiling() or _dispatch_modes() > 0 or _functorch_top() is not None
 
 
 def transformed() -> bool:
@@ -38,7 +39,10 @@ def transformed() -> bool:
 
 def plain(tensors: Sequence[Any]) -> bool:
     """Whether all are ordinary tensors; None counts as one."""
-    return all(t is None or type(t) in _PLAIN for t in tensors)
+    for t in tensors:  # noqa: SIM110 (a generator costs more than the answer, on the path of every call)
+        if t is not None and type(t) not in _PLAIN:
+            return False
+    return True
 
 
 def capturing(device_type: str) -> bool:
@@ -48,4 +52,8 @@ def capturing(device_type: str) -> bool:
 
 def wants_grad(tensors: Sequence[Any]) -> bool:
     """Whether autograd will ask for a gradient of any of the tensors."""
-    return torch.is_grad_enabled() and any(t is not None and t.requires_grad for t in tensors)
+    if torch.is_grad_enabled():
+        for t in tensors:
+            if t is not None and t.requires_grad:
+                return True
+    return False

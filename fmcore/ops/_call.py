@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from functools import partial
 from typing import Any
 
 import torch
@@ -53,14 +54,14 @@ def choose(
     compiling: bool = False, world_size: int = 1,
 ) -> Impl:  # fmt: skip
     """Return the implementation for a call: from the table, or by a resolution that is stored there."""
-    first = _first(spec, tensors)
+    first = tensors[0] if tensors[0] is not None else _first(spec, tensors)
     number = policy.current_id()
     features = spec.features(tensors, params)
     needs_grad = spec.differentiable and facts.wants_grad(tensors)
     deterministic = torch.are_deterministic_algorithms_enabled()
     device = first.device
     capturing = facts.capturing(device.type)
-    dtypes = tuple(None if t is None else t.dtype for t in tensors)
+    dtypes = tuple([None if t is None else t.dtype for t in tensors])
     key = (
         number,
         spec.name,
@@ -76,13 +77,10 @@ def choose(
     )
     impl = table.STATE.entries.get(key)
     if impl is None:
-
-        def request() -> Request:
-            return build_request(
-                spec, device, tensors, features, needs_grad=needs_grad, deterministic=deterministic,
-                capturing=capturing, compiling=compiling, world_size=world_size,
-            )  # fmt: skip
-
+        request = partial(
+            build_request, spec, device, tensors, features, needs_grad=needs_grad, deterministic=deterministic,
+            capturing=capturing, compiling=compiling, world_size=world_size,
+        )  # fmt: skip
         impl = table.miss(key, request, backend, number)
     return impl
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, Literal
 
 Family = Literal["attention", "moe", "math"]
@@ -52,6 +52,7 @@ class OpSpec:
             an implementation with a paired backward is to be traced.
         differentiable: False for ops that have no gradient (comparisons, argmax).
         summary: One sentence for the docs.
+        traceable: Whether a torch schema can carry the arguments; follows from ``params``.
     """
 
     name: str
@@ -66,11 +67,11 @@ class OpSpec:
     fake: Callable[..., Any] | None = None
     differentiable: bool = True
     summary: str = ""
+    traceable: bool = field(init=False)
 
-    @property
-    def traceable(self) -> bool:
-        """Whether a torch schema can carry the arguments."""
-        return all(param.schema_type != "object" for param in self.params)
+    def __post_init__(self) -> None:
+        traceable = all(param.schema_type != "object" for param in self.params)
+        object.__setattr__(self, "traceable", traceable)
 
     @property
     def torch_name(self) -> str:

@@ -71,12 +71,12 @@ def late_and_absent(group: Any) -> str:
     idx = torch.zeros(2, 1, dtype=torch.int64)
     layout = fm.moe.layout(idx, group.size(), group=group)
     if group.rank() == 1:
-        time.sleep(6.0)
+        time.sleep(5.2)
         return ""
     if group.rank() == 2:
-        time.sleep(1.7)
+        time.sleep(1.4)
     try:
-        fm.moe.dispatch(torch.ones(2, 1), layout, timeout=3.0)
+        fm.moe.dispatch(torch.ones(2, 1), layout, timeout=2.4)
     except fm.errors.DistributedError as error:
         return str(error)
     return "nothing was raised"
