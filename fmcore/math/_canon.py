@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import operator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, SupportsFloat, SupportsIndex
 
 import torch
 
@@ -53,7 +53,7 @@ def number(op: str, name: str, value: object) -> float:
     Raises:
         InvalidInputError: It is no real number.
     """
-    if isinstance(value, bool) or not (hasattr(value, "__float__") or hasattr(value, "__index__")):
+    if isinstance(value, bool) or not isinstance(value, (SupportsFloat, SupportsIndex)):
         raise InvalidInputError(f"math.{op}: {name}={value!r} is not a number")
     return float(value)
 

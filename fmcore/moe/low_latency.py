@@ -54,11 +54,11 @@ def quantise_fp8(x: torch.Tensor, *, power_of_two: bool = False) -> tuple[torch.
     """
     if x.shape[1] % BLOCK:
         raise InvalidInputError(f"fp8 needs H to be a multiple of {BLOCK}, got H = {x.shape[1]}; pass use_fp8=False")
-    blocks = x.to(torch.float32).view(x.shape[0], -1, BLOCK)
+    blocks = x.to(torch.float32).reshape(x.shape[0], x.shape[1] // BLOCK, BLOCK)
     scales = blocks.abs().amax(-1).clamp(min=_SMALLEST_AMAX) / _E4M3_MAX
     if power_of_two:
         scales = torch.exp2(torch.log2(scales).ceil())
-    return (blocks / scales[..., None]).view(x.shape).to(torch.float8_e4m3fn), scales
+    return (blocks / scales[..., None]).reshape(x.shape).to(torch.float8_e4m3fn), scales
 
 
 def dequantise_fp8(q: torch.Tensor, scales: torch.Tensor) -> torch.Tensor:
@@ -173,4 +173,4 @@ def _by_expert(rows: torch.Tensor, place: torch.Tensor, local: int, capacity: in
     copies = source[:, None, :].expand(-1, place.shape[1], -1).reshape(-1, source.shape[1])
     out[place.reshape(-1)] = copies
     out = out[:-1]
-    return (out.view(rows.dtype) if eight_bit else out).view(local, capacity, -1)
+    return (out.view(rows.dtype) if eight_bit else out).view(local, capacity, rows.shape[1])

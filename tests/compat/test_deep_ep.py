@@ -10,7 +10,7 @@ import torch
 
 from fmcore.compat import deep_ep
 from fmcore.errors import InvalidInputError, UnsupportedError
-from fmcore.moe.low_latency import dequantise_fp8
+from fmcore.moe.low_latency import dequantise_fp8, quantise_fp8
 from fmcore_conformance.distributed import run_world, values
 
 TOKENS, HIDDEN, TOPK, LOCAL = 17, 256, 3, 4
@@ -233,3 +233,26 @@ def test_what_cannot_be_honoured_raises() -> None:
         deep_ep.Buffer.set_num_sms(7)
     with pytest.raises(InvalidInputError, match="low_latency_mode=True"):
         deep_ep.Buffer(None).low_latency_dispatch(x, idx, 2, 2)
+
+
+def fp8_from_one_rank(group: Any) -> tuple[list[int], float]:
+    tokens = 0 if group.rank() == 1 else 3
+    buffer = deep_ep.Buffer(group, low_latency_mode=True)
+    idx = torch.ones(tokens, 1, dtype=torch.int64)
+    x = torch.ones(tokens, 256, dtype=torch.bfloat16)
+    rows, count, handle, _, hook = buffer.low_latency_dispatch(x, idx, 3, 2, use_fp8=True, return_recv_hook=True)
+    hook()
+    back, _, _ = buffer.low_latency_combine(
+        dequantise_fp8(*rows).to(torch.bfloat16), idx, torch.ones(tokens, 1), handle
+    )
+    return count.tolist(), float(back.sum())
+
+
+def test_a_rank_without_tokens_quantises_nothing() -> None:
+    assert values(run_world(fp8_from_one_rank, 2, timeout=60.0)) == [([0], 768.0), ([3], 0.0)]
+
+
+def test_quantising_heeds_strides() -> None:
+    x = torch.randn(256, 6, dtype=torch.bfloat16).t()
+    for strided, dense in zip(quantise_fp8(x), quantise_fp8(x.contiguous()), strict=True):
+        assert torch.equal(strided.to(torch.float32), dense.to(torch.float32))
