@@ -275,14 +275,16 @@ def _register_flops() -> None:
         rows, columns = q.shape[1], k.shape[1]
         if planes is None:
             if kind != "causal":
-                return float(rows * columns)
+                return float(rows) * float(columns)
             seen = min(rows, columns)
             return float(rows * columns - rows * (rows - 1) // 2) if columns >= rows else float(seen * (seen + 1) // 2)
         if isinstance(planes, torch._subclasses.FakeTensor):  # noqa: SLF001 (no values to count: the dense figure is the bound)
             return float(rows * columns)
         edges = planes.to(torch.int64)
-        inside = float((edges[:, :, 1::2] - edges[:, :, 0::2]).clamp_min(0).sum()) / (planes.shape[0] * planes.shape[1])
-        return inside if mode == 1 else float(rows * columns) - inside
+        inside: float = float((edges[:, :, 1::2] - edges[:, :, 0::2]).clamp_min(0).sum()) / (
+            planes.shape[0] * planes.shape[1]
+        )
+        return inside if mode == 1 else float(rows) * float(columns) - inside
 
     @register_flop_formula(torch.ops.fmcore.flashmask_attention_forward, get_raw=True)
     def forward(

@@ -28,6 +28,7 @@ def test_the_plan_of_a_device_is_that_of_the_cpu(name, tile):
     assert mask.plan(*tile, device="cuda") is mask.plan(*tile, device="cuda:0")
 
 
+@pytest.mark.filterwarnings("ignore:Synchronization debug mode")  # torch calls it a prototype
 def test_building_does_not_wait():
     indices = torch.randint(0, 1024, (1, 2, 1024, 1), dtype=torch.int32, device="cuda")
     torch.cuda.set_sync_debug_mode("error")
@@ -37,6 +38,7 @@ def test_building_does_not_wait():
         torch.cuda.set_sync_debug_mode("default")
 
 
+@pytest.mark.filterwarnings("ignore:The CUDA Graph is empty")  # the last capture looks at host objects only
 def test_a_captured_plan_follows_new_bounds():
     lts = masks.to_startend_row_indices(masks.causal_document([500, 524]), causal=True).cuda()
     build = lambda: masks.canonicalize(lts, s_q=1024, s_k=1024, causal=True).plan(64, 64)  # noqa: E731
