@@ -51,7 +51,8 @@ def check_form(got: Tensor, shape: Sequence[int], dtype: torch.dtype, what: str)
 
 def bits(x: Tensor) -> Tensor:
     """The bytes of every element, on the host: the only equality that tells NaNs and zeros apart."""
-    x = x.detach().cpu().contiguous()
+    # A copy, since a contiguous tensor may still have any stride along a dimension of one element.
+    x = x.detach().cpu().clone(memory_format=torch.contiguous_format)
     if x.dim() == 0:
         x = x.reshape(1)
     return x.view(torch.uint8) if x.dtype != torch.bool else x.to(torch.uint8)

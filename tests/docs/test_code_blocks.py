@@ -25,7 +25,9 @@ def test_python_blocks_run(page, tmp_path):
     script = tmp_path / "blocks.py"
     script.write_text("\n".join(BLOCK.findall(page.read_text())))
     env = {k: v for k, v in os.environ.items() if not k.startswith("FMCORE_")}
-    done = subprocess.run([sys.executable, "-W", "error", str(script)], capture_output=True, text=True, cwd=tmp_path, env=env, timeout=240)
+    done = subprocess.run(
+        [sys.executable, "-W", "error", str(script)], capture_output=True, text=True, cwd=tmp_path, env=env, timeout=240
+    )
     assert done.returncode == 0, f"{page.name}:\n{done.stderr[-3000:]}"
 
 

@@ -11,7 +11,7 @@ from fmcore_conformance.cases import attention_close as close
 from fmcore_conformance.cases import attention_inputs as inputs
 from fmcore_conformance.cases import attention_oracle as oracle
 from fmcore_conformance.cases import attention_probes as probes
-from fmcore_conformance.cases import attention_train
+from fmcore_conformance.cases import attention_train, open_ended
 from fmcore_conformance.cases.attention_common import BOUNDS, FLOATS, GROUPS, HEAD_DIMS, MAIN, attention_case, on_call
 from fmcore_conformance.cases.attention_inputs import Size
 from fmcore_conformance.cases.attention_masks import DEGENERATE, FAMILIES
@@ -33,6 +33,7 @@ def cases(target: Target) -> Iterator[Case]:
     yield from _tails()
     yield from _layouts(target)
     yield from attention_train.cases()
+    yield from open_ended.attention()
 
 
 def _dtypes() -> Iterator[Case]:

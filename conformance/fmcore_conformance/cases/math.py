@@ -13,6 +13,7 @@ from fmcore.ops.math import OPS
 from fmcore.reference.math import ORACLE
 from fmcore_conformance.cases import math_checks as checks
 from fmcore_conformance.cases import math_samples as inputs
+from fmcore_conformance.cases import open_ended
 from fmcore_conformance.cases.math_behaviour import behaviour
 from fmcore_conformance.cases.math_samples import Sample
 from fmcore_conformance.kinds import check_kinds
@@ -70,6 +71,7 @@ def cases(target: Target) -> Iterator[Case]:
     yield from _layouts()
     yield from behaviour(target)
     yield from _gradients()
+    yield from open_ended.math()
 
 
 def _case(
