@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import difflib
 import os
 import warnings
 from collections.abc import Callable, Iterable, Mapping
@@ -151,6 +150,8 @@ def warn_unknown(plugin_variables: Iterable[str], environ: Mapping[str, str] | N
     known = {variable.name for variable in VARIABLES} | set(plugin_variables)
     for name in sorted(os.environ if environ is None else environ):
         if name.startswith("FMCORE_") and name not in known:
+            import difflib
+
             near = difflib.get_close_matches(name, known, n=1)
             hint = f"; did you mean {near[0]}?" if near else f"; known are {', '.join(sorted(known))}"
             warnings.warn(

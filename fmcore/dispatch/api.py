@@ -5,16 +5,18 @@ from __future__ import annotations
 import logging
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from fmcore.dispatch import policy
-from fmcore.dispatch.decision import Decision
 from fmcore.dispatch.devices import DeviceInfo, lookup
 from fmcore.dispatch.metadata import BANDS, BackendMeta
 from fmcore.dispatch.plugins import MANAGER, impls_of
 from fmcore.dispatch.probes import Evidence
 from fmcore.dispatch.registry import REGISTRY, Backend
 from fmcore.errors import InvalidInputError, UnsupportedError
+
+if TYPE_CHECKING:
+    from fmcore.dispatch.decision import Decision
 
 log = logging.getLogger("fmcore")
 

@@ -14,7 +14,6 @@ from typing import TYPE_CHECKING, Any
 from fmcore import config
 from fmcore.dispatch.metadata import SPEC_VERSION, BackendMeta, read_package
 from fmcore.dispatch.probes import Evidence, ProbeEnv, ProbeReport
-from fmcore.dispatch.registrar import Registrar
 from fmcore.dispatch.registry import REGISTRY, Backend, BrokenImpl, Impl
 from fmcore.errors import PluginError
 
@@ -269,6 +268,7 @@ class PluginManager:
         usable = {m.name: m for m in plugin.metas if REGISTRY.snapshot.backends[m.name].state == "available"}
         if usable:
             from fmcore import ops
+            from fmcore.dispatch.registrar import Registrar
 
             names = tuple(m.name for m in plugin.metas)
             registrar = Registrar(usable, names, {})

@@ -6,11 +6,13 @@ import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field, replace
 from types import MappingProxyType
-from typing import Any, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-from fmcore.dispatch.caps import Caps
 from fmcore.dispatch.metadata import BackendMeta
 from fmcore.dispatch.probes import DeviceClaim, Evidence
+
+if TYPE_CHECKING:
+    from fmcore.dispatch.caps import Caps
 
 State = Literal["possible", "available", "unavailable", "broken", "blocked"]
 
